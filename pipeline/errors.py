@@ -1,0 +1,106 @@
+"""Every failure that sparring raises on purpose.
+
+    SparringError
+    |-- SettingsError            a configuration or command line that can not be run
+    |-- CheckpointError          a checkpoint that is missing, damaged, or of another run
+    |-- CodecError               bytes that are not one of our records
+    |   `-- LimitExceeded        ... because they claim or hold more than is allowed
+    |-- ProtocolError            the simulator conversation was broken
+    |   |-- LocalProtocolError   ... by this side: a bug here
+    |   `-- RemoteProtocolError  ... by the other side
+    |-- QueueError               a queue or board can not do what was asked
+    |   |-- Empty                nothing to get right now
+    |   |-- Full                 no credit right now
+    |   |-- TooLarge             the message can never fit: its maker must split it
+    |   |-- Closed               this end was closed in order
+    |   `-- Broken               the other end is gone
+    `-- ServiceError             a process of the run failed, stalled or gave up
+
+A message says what was got, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class SparringError(Exception):
+    """Base of all failures raised on purpose."""
+
+
+class Explained(SparringError):
+    """A failure in three parts: what was got, what was expected, what to do.
+
+    Args:
+        got: what was found, with names and values.
+        expected: what would have been right.
+        remedy: what the reader can do about it.
+    """
+
+    def __init__(self, *, got: str, expected: str, remedy: str) -> None:
+        self.got = got
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(f"got {got}; expected {expected}; {remedy}")
+
+
+class SettingsError(SparringError):
+    """A configuration or command line that can not be run."""
+
+
+class CheckpointError(Explained):
+    """A checkpoint that is missing, damaged, or of another run."""
+
+
+class CodecError(Explained):
+    """Bytes that are not one of our records."""
+
+
+class LimitExceeded(CodecError):
+    """Bytes that claim or hold more than is allowed; refused before anything was allocated."""
+
+
+class ProtocolError(Explained):
+    """The simulator conversation was broken.
+
+    Args:
+        code: short machine-readable cause, listed in `docs/protocol.md`.
+    """
+
+    def __init__(self, code: str, *, got: str, expected: str, remedy: str) -> None:
+        self.code = code
+        super().__init__(got=got, expected=expected, remedy=remedy)
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried something the conversation does not allow: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side did something the conversation does not allow."""
+
+
+class QueueError(SparringError):
+    """A queue or board can not do what was asked."""
+
+
+class Empty(QueueError):
+    """Nothing to get right now."""
+
+
+class Full(QueueError):
+    """No credit to put right now."""
+
+
+class TooLarge(QueueError):
+    """The message can never fit: its maker must split it."""
+
+
+class Closed(QueueError):
+    """This end was closed in order."""
+
+
+class Broken(QueueError):
+    """The other end is gone."""
+
+
+class ServiceError(SparringError):
+    """A process of the run failed, stalled or gave up."""

@@ -1,0 +1,420 @@
+"""What the services of a run say to each other.
+
+Data travel through queues: `StepBatch`, `Segments`. Everything else is state on a board, where the
+latest value wins, counts are cumulative since the start of the process that publishes them, and a
+late or restarted reader is served at once.
+
+Names: a *source* is one start of a stepping process ("stepping-0.1"), an *origin* one start of an
+assembly process. A *slot* is the row a live agent has in its source, for one behavior name; it is
+used again after the agent's end. Rows of arrays in one record belong together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from pipeline.messages.schema import (
+    F32,
+    I32,
+    I64,
+    F32Matrix,
+    Flags,
+    FlagsMatrix,
+    I32Matrix,
+    Observation,
+    Weights,
+    record,
+)
+from pipeline.messages.simulator import Statistic
+from pipeline.specs import BehaviorSpec
+
+# ---------------------------------------------------------------- stepping -> assembly
+
+
+@record("joined")
+class Joined:
+    """Agents that a slot was given to, or whose group changed, or whose reader is new.
+
+    Attributes:
+        slots: [n] slot of each agent.
+        agents: [n] id of the agent's life, unique within the source.
+        groups: [n] group key, unique within the source; 0 for no group.
+        teams: [n] team.
+        simulators: [n] connection number of the simulator.
+        fresh: [n] True where the episode starts now, False where it is under way.
+    """
+
+    slots: I32
+    agents: I64
+    groups: I64
+    teams: I32
+    simulators: I32
+    fresh: Flags
+
+
+@record("ended")
+class Ended:
+    """Agents whose episode ended.
+
+    Attributes:
+        slots: [n] slot, free from here on.
+        observations: one [n, *shape] per observation: the last of the episode.
+        rewards: [n] reward since the previous decision.
+        group_rewards: [n] group reward since then.
+        completed: [n] True where this completes a step, False where no action was pending.
+        interrupted: [n] True where the episode was cut, False where the task ended.
+        outcomes: [n] 1 won, 0.5 drawn, 0 lost, from the team's view; None where unsaid.
+    """
+
+    slots: I32
+    observations: tuple[Observation, ...]
+    rewards: F32
+    group_rewards: F32
+    completed: Flags
+    interrupted: Flags
+    outcomes: F32 | None = None
+
+
+@record("reported")
+class Reported:
+    """Agents that arrived at their next decision.
+
+    Attributes:
+        slots: [n] slot.
+        observations: one [n, *shape] per observation, seen at the decision.
+        rewards: [n] reward since the previous decision.
+        group_rewards: [n] group reward since then.
+        completed: [n] True where this completes the step of the previous decision.
+    """
+
+    slots: I32
+    observations: tuple[Observation, ...]
+    rewards: F32
+    group_rewards: F32
+    completed: Flags
+
+
+@record("acted")
+class Acted:
+    """Actions chosen for the decisions last reported; later than these where the budget withheld them.
+
+    Attributes:
+        slots: [n] slot.
+        continuous: [n, continuous actions] raw sample.
+        discrete: [n, branches] chosen index.
+        log_probs: [n] log-probability of the joint action.
+        masks: [n, choices of all branches] True = forbidden; None where nothing was.
+        versions: [n] policy version that chose.
+    """
+
+    slots: I32
+    continuous: F32Matrix
+    discrete: I32Matrix
+    log_probs: F32
+    masks: FlagsMatrix | None
+    versions: I64
+
+
+@record("behavior_steps")
+class BehaviorSteps:
+    """One wake-up of stepping for one behavior name. Applied in the order of the fields.
+
+    Attributes:
+        behavior: name.
+        tick: number of the wake-up; parts of one tick happened together.
+        produced_before: steps this source completed for the behavior before this part.
+        lost: [n] slots whose simulator went away or was reset; free from here on.
+        ended: agents whose episode ended, or None.
+        joined: slots newly given, or None.
+        reported: agents at their next decision, or None.
+        acted: actions chosen, or None.
+    """
+
+    behavior: str
+    tick: int
+    produced_before: int
+    lost: I32 | None = None
+    ended: Ended | None = None
+    joined: Joined | None = None
+    reported: Reported | None = None
+    acted: Acted | None = None
+
+
+@record("step_batch")
+class StepBatch:
+    """What one source did in one or several wake-ups, in order."""
+
+    source: str
+    parts: tuple[BehaviorSteps, ...]
+    statistics: tuple[Statistic, ...] = ()
+
+
+# ---------------------------------------------------------------- assembly -> coordination -> learning
+
+
+@record("episodes")
+class Episodes:
+    """Episodes that ended, for statistics.
+
+    Attributes:
+        returns: [e] sum of the agent's own rewards.
+        lengths: [e] number of decisions.
+        group_returns: [g] sum of group rewards and of the members' rewards, once per ended group.
+        teams: [e] team of each episode.
+        outcomes: [e] 1 won, 0.5 drawn, 0 lost, -1 unsaid.
+    """
+
+    returns: F32
+    lengths: I32
+    group_returns: F32
+    teams: I32
+    outcomes: F32
+
+
+@record("segments")
+class Segments:
+    """Finished segments of one behavior name from one source.
+
+    `s` segments lie one after the other in `r` rows: row i of a segment is its i-th step.
+
+    Attributes:
+        behavior: name.
+        source: the stepping start that produced the steps.
+        origin: the assembly start that assembled them.
+        sequence: counts the Segments of this origin, source and behavior from 1.
+        began: steps the source had produced for the behavior when this origin first heard of it.
+        orphaned: steps this origin could not record since its start, because they began before it.
+        received: steps this origin has received from the source, this message's still open ones included.
+        cut: serial of the cut that these segments complete, else 0. Sent even when empty.
+        lengths: [s] steps of each segment.
+        observations: one [r, *shape] per observation, seen at the decision.
+        next_observations: one [s, *shape] per observation: what followed the last step.
+        continuous: [r, continuous actions] raw sample.
+        discrete: [r, branches] chosen index.
+        log_probs: [r] log-probability of the joint action.
+        masks: [r, choices of all branches] True = forbidden; None where nothing was.
+        rewards: [r] the agent's own reward.
+        group_rewards: [r] the group's reward.
+        versions: [r] policy version that acted.
+        terminated: [s] the episode ended with the segment: no bootstrap.
+        interrupted: [s] the episode was cut with the segment: bootstrap.
+        group_ended: [s] the whole group ended.
+        teams: [s] team.
+        groups: [s] group key, 0 for none.
+        agents: [s] id of the agent's life.
+        simulators: [s] connection number of the simulator.
+        episodes: what ended since the last message.
+    """
+
+    behavior: str
+    source: str
+    origin: str
+    sequence: int
+    began: int
+    orphaned: int
+    received: int
+    cut: int
+    lengths: I32
+    observations: tuple[Observation, ...]
+    next_observations: tuple[Observation, ...]
+    continuous: F32Matrix
+    discrete: I32Matrix
+    log_probs: F32
+    masks: FlagsMatrix | None
+    rewards: F32
+    group_rewards: F32
+    versions: I64
+    terminated: Flags
+    interrupted: Flags
+    group_ended: Flags
+    teams: I32
+    groups: I64
+    agents: I64
+    simulators: I32
+    episodes: Episodes
+
+
+# ---------------------------------------------------------------- boards
+
+
+@record("policy_weights")
+class PolicyWeights:
+    """Weights of one behavior's actor; the latest version wins.
+
+    Attributes:
+        behavior: name.
+        version: counts published weights; only rises, also over restarts.
+        arrays: parameters and buffers of the actor by their name in its state dict.
+    """
+
+    behavior: str
+    version: int
+    arrays: dict[str, Weights]
+
+
+@record("learner_state")
+class LearnerState:
+    """Where a learner stands.
+
+    Attributes:
+        behavior: name.
+        start: this start of the learning process, as "learning-Ball.2".
+        version: of the weights published last.
+        updates: in the lineage of the current weights.
+        trained: steps in that lineage.
+        taken: steps got from the queue since this start.
+        stale: steps dropped as too old since this start.
+        done: `max_steps` is reached.
+    """
+
+    behavior: str
+    start: str
+    version: int
+    updates: int
+    trained: int
+    taken: int
+    stale: int
+    done: bool
+
+
+@record("produced")
+class Produced:
+    """What one source has done for one behavior since it started.
+
+    Attributes:
+        spec: of the behavior.
+        steps: completed steps.
+        pending: decisions acted on and not completed.
+        allowance: the permit it works on.
+        agents: live agents.
+    """
+
+    spec: BehaviorSpec
+    steps: int
+    pending: int
+    allowance: int
+    agents: int
+
+
+@record("stepping_state")
+class SteppingState:
+    """Where a stepping process stands.
+
+    Attributes:
+        source: this start of it.
+        behaviors: by name.
+        simulators: connected now.
+        deterministic: False once a simulator left a lockstep run, which ends its promise.
+    """
+
+    source: str
+    behaviors: dict[str, Produced]
+    simulators: int
+    deterministic: bool = True
+
+
+@record("permit")
+class Permit:
+    """How far a source may go with one behavior.
+
+    Attributes:
+        allowance: steps it may start since its own start, cumulative.
+        version: policy version to wait for before using it; 0 for any.
+    """
+
+    allowance: int
+    version: int = 0
+
+
+@record("permits")
+class Permits:
+    """Permits of one source, by behavior name."""
+
+    source: str
+    behaviors: dict[str, Permit]
+
+
+@record("cut")
+class Cut:
+    """Close all open segments of a behavior.
+
+    Attributes:
+        serial: counts the cuts of the behavior from 1.
+        marks: by source, the steps that must have arrived first.
+    """
+
+    serial: int
+    marks: dict[str, int]
+
+
+@record("cuts")
+class Cuts:
+    """The latest cut of each behavior name."""
+
+    behaviors: dict[str, Cut]
+
+
+@record("books")
+class Books:
+    """produced = trained + ghost + stale + lost + open, in steps, for one behavior name."""
+
+    produced: int
+    trained: int
+    ghost: int
+    stale: int
+    lost: int
+    open: int
+
+
+@record("run_state")
+class RunState:
+    """What coordination knows of the run.
+
+    Attributes:
+        start: this start of coordination.
+        finished: every behavior has reached its end.
+        specs: of every behavior seen so far.
+        books: by behavior name.
+        versions: highest version seen of each behavior.
+    """
+
+    start: str
+    finished: bool
+    specs: dict[str, BehaviorSpec]
+    books: dict[str, Books]
+    versions: dict[str, int]
+
+
+@record("histogram")
+class Histogram:
+    """Cumulative counts of values: `counts[i]` at most `bounds[i]`, the last one above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@record("metrics")
+class Metrics:
+    """All numbers of one service start. Counters and histograms are cumulative, so that any
+    interval is a difference and a lost message loses nothing.
+
+    Attributes:
+        service: as "learning-Ball".
+        start: this start of it.
+        sequence: rises with each publication.
+        time_s: seconds since the epoch.
+        counters: by name; a name may end in "/Behavior".
+        gauges: by name, the value now.
+        histograms: by name.
+        waiting_for: what the service waits for, or "" while it works.
+    """
+
+    service: str
+    start: str
+    sequence: int
+    time_s: float
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    waiting_for: str = ""

@@ -1,0 +1,221 @@
+"""What simulators and the trainer say to each other (protocol v1; `docs/protocol.md`).
+
+Rows of arrays in one record belong together. `n` decisions, `m` ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Final, Literal
+
+from pipeline.messages.schema import F32, I64, F32Matrix, Flags, FlagsMatrix, I32Matrix, Observation, record
+from pipeline.specs import BehaviorSpec
+
+VERSION: Final = 1
+
+Aggregation = Literal["average", "sum", "histogram", "most_recent"]
+
+
+@record("hello")
+class Hello:
+    """First message of a simulator.
+
+    Attributes:
+        version: of the protocol.
+        name: of the simulator program, for logs.
+        behaviors: spec of each behavior id that may appear.
+        number: which of the supervisor's simulators this is; None where it dialled in by itself.
+        steps: steps (decision and outcome) that this process has reported since it started, per
+            behavior name; lets the books be compared after a reconnect.
+        credential: token where the endpoint asks for one.
+    """
+
+    version: int
+    name: str
+    behaviors: dict[str, BehaviorSpec]
+    number: int | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    credential: str = ""
+
+
+@record("welcome")
+class Welcome:
+    """The trainer's answer to Hello.
+
+    Attributes:
+        version: of the protocol.
+        connection: number of this connection, for logs.
+        heartbeat_s: the simulator sends Ping when it has been silent for this many seconds.
+        timeout_s: silence after which the trainer gives the simulator up.
+    """
+
+    version: int
+    connection: int
+    heartbeat_s: float
+    timeout_s: float
+
+
+@record("behaviors")
+class Behaviors:
+    """A simulator adds behaviors that it did not name in Hello; before they appear in a Step."""
+
+    behaviors: dict[str, BehaviorSpec]
+
+
+@record("reset")
+class Reset:
+    """The trainer asks for new episodes for all agents; the next Step is their first.
+
+    Attributes:
+        parameters: environment parameters by name.
+        seed: for the simulator's random source, or None to go on with it.
+    """
+
+    parameters: dict[str, float] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@record("decisions")
+class Decisions:
+    """Agents that want an action now.
+
+    Attributes:
+        agents: [n] ids, unique within the behavior and simulator.
+        groups: [n] group ids, 0 for no group; unique within the simulator.
+        observations: one [n, *shape] per observation of the spec, in its order.
+        rewards: [n] reward since the agent's previous decision.
+        group_rewards: [n] reward of the agent's group since then.
+        masks: [n, choices of all branches] True = forbidden; None allows everything.
+        matches: [n] which agents form one contest; None where the simulator does not say.
+    """
+
+    agents: I64
+    groups: I64
+    observations: tuple[Observation, ...]
+    rewards: F32
+    group_rewards: F32
+    masks: FlagsMatrix | None = None
+    matches: I64 | None = None
+
+
+@record("ends")
+class Ends:
+    """Agents whose episode just ended.
+
+    Attributes:
+        agents: [m] ids, as in Decisions. The same id may decide again in the same Step: its next episode.
+        groups: [m] group ids.
+        observations: one [m, *shape] per observation: the last of the episode.
+        rewards: [m] reward since the agent's previous decision.
+        group_rewards: [m] reward of the agent's group since then.
+        interrupted: [m] True where a limit or fault cut the episode, False where the task ended.
+        outcomes: [m] result of the match for the agent's team: 1 won, 0.5 drawn, 0 lost; None unsaid.
+        matches: [m] contest ids; None unsaid.
+    """
+
+    agents: I64
+    groups: I64
+    observations: tuple[Observation, ...]
+    rewards: F32
+    group_rewards: F32
+    interrupted: Flags
+    outcomes: F32 | None = None
+    matches: I64 | None = None
+
+
+@record("report")
+class BehaviorReport:
+    """Decisions and ends of one behavior id in one Step; either may be None for no rows."""
+
+    behavior: str
+    decisions: Decisions | None = None
+    ends: Ends | None = None
+
+
+@record("statistic")
+class Statistic:
+    """A number of the simulator's own, shown beside the trainer's."""
+
+    name: str
+    value: float
+    aggregation: Aggregation = "average"
+
+
+@record("step")
+class Step:
+    """Everything that happened since the last Act. The simulator then waits for Act or Reset.
+
+    Attributes:
+        sequence: counts the Steps of this connection from 0.
+        reports: at most one per behavior id.
+        statistics: the simulator's own numbers.
+    """
+
+    sequence: int
+    reports: tuple[BehaviorReport, ...]
+    statistics: tuple[Statistic, ...] = ()
+
+
+@record("actions")
+class BehaviorActions:
+    """Actions for the decisions of one behavior id, row by row in the order of that Step.
+
+    Attributes:
+        behavior: the id.
+        agents: [n] ids, as in the Step.
+        continuous: [n, continuous actions] in [-1, 1].
+        discrete: [n, branches] chosen index of each branch.
+    """
+
+    behavior: str
+    agents: I64
+    continuous: F32Matrix
+    discrete: I32Matrix
+
+
+@record("act")
+class Act:
+    """The trainer's answer to a Step: one entry per behavior that had decisions."""
+
+    sequence: int
+    actions: tuple[BehaviorActions, ...]
+
+
+@record("ping")
+class Ping:
+    """Asks for a Pong with the same number; both sides may, at any time after Hello."""
+
+    number: int = 0
+
+
+@record("pong")
+class Pong:
+    """Answers a Ping."""
+
+    number: int = 0
+
+
+@record("bye")
+class Bye:
+    """Ends the conversation in order; nothing follows.
+
+    Attributes:
+        reason: for logs.
+        steps: as in Hello, when a simulator says it.
+    """
+
+    reason: str = ""
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+@record("fault")
+class Fault:
+    """Says what the other side did wrong; nothing follows."""
+
+    code: str
+    got: str
+    expected: str
+    remedy: str
+
+
+SimulatorMessage = Hello | Welcome | Behaviors | Reset | Step | Act | Ping | Pong | Bye | Fault

@@ -1,0 +1,150 @@
+"""What a behavior sees and does: said once by the simulator, before any data.
+
+A behavior id is `Name?team=N`. Behaviors of one name share one network; teams of one name can
+play against each other with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+from urllib.parse import parse_qsl
+
+from pipeline.errors import Explained
+
+ObservationKind = Literal["vector", "image", "entities", "goal"]
+ObservationDtype = Literal["float32", "uint8"]
+
+_RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities": (2,), "goal": (1,)}
+
+
+class SpecError(Explained):
+    """A spec that no network can be built for, or a behavior id that can not be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservationSpec:
+    """One named observation of an agent.
+
+    Attributes:
+        name: unique within the behavior.
+        shape: per agent: vector and goal [size], image [channels, height, width],
+            entities [most entities, features].
+        dtype: `float32`, or `uint8` for images (scaled to 0..1 where they enter a network).
+        kind: which encoder reads it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: ObservationDtype = "float32"
+    kind: ObservationKind = "vector"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _RANKS or len(self.shape) not in _RANKS[self.kind]:
+            raise SpecError(
+                got=f"observation {self.name!r} of kind {self.kind!r} with shape {self.shape}",
+                expected=f"one of {_RANKS} (kind: number of dimensions)",
+                remedy="correct the observation's kind or shape in the simulator",
+            )
+        if any(size < 1 for size in self.shape):
+            raise SpecError(
+                got=f"observation {self.name!r} with shape {self.shape}",
+                expected="every size at least 1",
+                remedy="leave out an observation that holds nothing",
+            )
+        if self.dtype not in ("float32", "uint8") or (self.dtype == "uint8" and self.kind != "image"):
+            raise SpecError(
+                got=f"observation {self.name!r} with dtype {self.dtype!r}",
+                expected="float32, or uint8 for an image",
+                remedy="convert it in the simulator",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionSpec:
+    """What an agent can do at a decision.
+
+    Attributes:
+        continuous: number of continuous actions, each in [-1, 1].
+        discrete: number of choices of each discrete branch.
+    """
+
+    continuous: int = 0
+    discrete: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.continuous < 0 or any(branch < 1 for branch in self.discrete):
+            raise SpecError(
+                got=f"{self.continuous} continuous actions and branches {self.discrete}",
+                expected="no negative count and at least one choice in each branch",
+                remedy="correct the action spec in the simulator",
+            )
+        if self.continuous == 0 and not self.discrete:
+            raise SpecError(
+                got="a behavior without actions",
+                expected="at least one continuous action or one discrete branch",
+                remedy="give the behavior an action, or do not report it",
+            )
+
+    @property
+    def mask_size(self) -> int:
+        """Number of columns of an action mask: the choices of all branches side by side."""
+        return sum(self.discrete)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BehaviorSpec:
+    """Observations and actions of one behavior name, the same for all its teams."""
+
+    observations: tuple[ObservationSpec, ...]
+    actions: ActionSpec
+
+    def __post_init__(self) -> None:
+        names = [observation.name for observation in self.observations]
+        if not names or len(set(names)) != len(names):
+            raise SpecError(
+                got=f"observations named {names}",
+                expected="at least one, each with a name of its own",
+                remedy="name every observation differently",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class BehaviorId:
+    """A behavior name and a team.
+
+    Attributes:
+        name: selects settings, network and learner.
+        team: 0 or more; teams of one name can play against each other.
+    """
+
+    name: str
+    team: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `Name` or `Name?team=N`.
+
+        Raises:
+            SpecError: the name is empty, the team is no number or negative, or there is another query.
+        """
+        name, _, query = text.partition("?")
+        team = 0
+        for key, value in parse_qsl(query, keep_blank_values=True):
+            if key != "team" or not value.isdigit():
+                raise _bad_id(text)
+            team = int(value)
+        if not name or (query and "team=" not in query) or team > 2**31 - 1:
+            raise _bad_id(text)
+        return cls(name=name, team=team)
+
+    def __str__(self) -> str:
+        return f"{self.name}?team={self.team}"
+
+
+def _bad_id(text: str) -> SpecError:
+    return SpecError(
+        got=f"behavior id {text!r}",
+        expected="`Name` or `Name?team=N` with N from 0",
+        remedy="correct the behavior id in the simulator",
+    )
