@@ -74,7 +74,7 @@ def encode(value: object) -> list[Buffer]:
     """
     arrays: Arrays = []
     body = _encoder(type(value))(value, arrays)
-    described = [[_dtype_text(array), array.shape] for array in arrays]
+    described = [[array.dtype.str, array.shape] for array in arrays]
     header: bytes = msgpack.packb({"type": tag_of(value), "body": body, "arrays": described})
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
@@ -231,10 +231,14 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
         ) from error
     if not isinstance(opened, dict) or opened.keys() != {"type", "body", "arrays"}:
         found = sorted(map(str, opened)) if isinstance(opened, dict) else type(opened).__name__
-        raise CodecError(got=f"a header of {found}", expected="a map of type, body and arrays", remedy="see docs/protocol.md")
+        raise CodecError(
+            got=f"a header of {found}", expected="a map of type, body and arrays", remedy="see docs/protocol.md"
+        )
     described = opened["arrays"]
     if not isinstance(described, list):
-        raise CodecError(got="arrays that are no list", expected="a list of [dtype, shape]", remedy="see docs/protocol.md")
+        raise CodecError(
+            got="arrays that are no list", expected="a list of [dtype, shape]", remedy="see docs/protocol.md"
+        )
     if len(described) > limits.arrays:
         raise _too_much("arrays", len(described), limits.arrays)
     return opened, described
@@ -292,15 +296,11 @@ def _record(header: dict[str, Any], arrays: Arrays) -> Any:
     return _decoder(cls)(header["body"], arrays, tag)
 
 
-def _dtype_text(array: np.ndarray[Any, Any]) -> str:
-    return array.dtype.str
-
-
 # ---------------------------------------------------------------- compiled from annotations
 
 
 @cache
-def _encoder(cls: type[Any]) -> Encode:
+def _encoder(cls: Any) -> Encode:
     """Turns a dataclass into a map, its arrays moved to the list."""
     parts = [(name, _encode_value(hint)) for name, hint in _hints(cls).items()]
 
@@ -311,7 +311,7 @@ def _encoder(cls: type[Any]) -> Encode:
 
 
 @cache
-def _decoder(cls: type[Any]) -> Decode:
+def _decoder(cls: Any) -> Decode:
     """Turns a map into a dataclass, every field checked."""
     parts = {name: _decode_value(hint) for name, hint in _hints(cls).items()}
     required = {
@@ -346,7 +346,7 @@ def _decoder(cls: type[Any]) -> Decode:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
