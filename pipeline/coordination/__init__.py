@@ -1,0 +1,1 @@
+"""Coordination: routes segments, keeps the books, and bounds how old data can be."""

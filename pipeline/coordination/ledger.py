@@ -1,0 +1,273 @@
+"""The step budget and the books of one behavior: arithmetic without I/O.
+
+One rule bounds how old the data can be (`docs/decisions/0003-freshness.md`):
+
+    in flight = produced + permitted and not yet produced - done <= (1 + overlap) x buffer_size
+    done = trained + ghost + stale + lost
+
+and one rule keeps the learner from starving: once `buffer_size` steps have been produced that no
+update has used or is using, everything open is cut. While an update runs, that is the moment the
+budget is used up: no further step would come before its end, so cutting then, and not when the
+learner is idle, changes no segment and lets the data arrive before they are wanted. The books use
+the same counts:
+
+    produced = trained + ghost + stale + lost + open
+
+Counts of a source, an origin or a learner are cumulative since its start. A restart is seen by its
+new name; what the old one had counted stays counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.messages.service import Books, Cut, LearnerState, Permit, Produced, Segments
+
+
+@dataclass(slots=True)
+class Source:
+    """One start of a stepping process.
+
+    Attributes:
+        serial: of the permit it was given last.
+        allowance: steps it may produce, cumulative.
+        produced: steps it has completed, as far as known.
+        received: of these, steps that came in segments.
+        lost: of these, steps that a crash took before they came.
+        origins: by assembly start that sent its segments, the last sequence number and the orphans.
+        agents: live agents; without any it needs no permit.
+        alive: the process runs.
+    """
+
+    serial: int = 0
+    allowance: int = 0
+    produced: int = 0
+    received: int = 0
+    lost: int = 0
+    origins: dict[str, tuple[int, int]] = field(default_factory=dict)
+    agents: int = 0
+    alive: bool = True
+
+    @property
+    def committed(self) -> int:
+        """Steps it has produced or may still produce."""
+        return max(self.allowance, self.produced) if self.alive else self.produced
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """Steps lost in one crash.
+
+    Attributes:
+        stage: whose process died.
+        start: that start of it.
+        steps: how many.
+        cause: what they were doing there.
+    """
+
+    stage: str
+    start: str
+    steps: int
+    cause: str
+
+
+class Ledger:
+    """The budget and the books of one behavior.
+
+    Args:
+        buffer_size: steps of an update.
+        overlap: 1 lets one buffer be collected while another is trained, 0 is lockstep.
+        processes: stepping processes that share the budget.
+    """
+
+    def __init__(self, *, buffer_size: int, overlap: int, processes: int = 1) -> None:
+        self.buffer_size = buffer_size
+        self.budget = (1 + overlap) * buffer_size
+        self.overlap = overlap
+        self.sources: dict[str, Source] = {}
+        self.incidents: list[Incident] = []
+        self.ghost = 0
+        self.stale = 0
+        self.lost_learning = 0
+        self.trained = 0
+        self.training = 0
+        self.cut = Cut(serial=0, marks={})
+        self.version = 0
+        self._slice = self.budget if processes == 1 else max(1, buffer_size // (2 * processes))
+        self._learner = ""
+        self._learner_stale = 0
+        self._cut_at = -1
+        self._told = 0
+
+    # ---------------------------------------------------------------- the sums
+
+    @property
+    def produced(self) -> int:
+        """Steps produced so far."""
+        return sum(source.produced for source in self.sources.values())
+
+    @property
+    def lost(self) -> int:
+        """Steps lost in crashes so far."""
+        return self.lost_learning + sum(source.lost for source in self.sources.values())
+
+    @property
+    def done(self) -> int:
+        """Steps that are no longer in flight."""
+        return self.trained + self.ghost + self.stale + self.lost
+
+    @property
+    def in_flight(self) -> int:
+        """Steps produced or permitted that no finished update has used."""
+        return sum(source.committed for source in self.sources.values()) - self.done
+
+    @property
+    def waiting(self) -> int:
+        """Steps produced that no update has used or is using."""
+        return self.produced - self.done - self.training
+
+    def books(self) -> Books:
+        """Where every produced step is; `open` is what the other terms leave."""
+        return Books(
+            produced=self.produced,
+            trained=self.trained,
+            ghost=self.ghost,
+            stale=self.stale,
+            lost=self.lost,
+            open=self.produced - self.done,
+        )
+
+    # ---------------------------------------------------------------- what the stages say
+
+    def stepped(self, name: str, produced: Produced) -> None:
+        """A source says how far it is, and what it keeps of its permit."""
+        source = self._source(name)
+        source.produced = max(source.produced, produced.steps)
+        source.agents = produced.agents
+        if produced.serial >= source.serial:
+            source.serial, source.allowance = produced.serial, produced.allowance
+
+    def routed(self, segments: Segments) -> int:
+        """Segments arrived: counts them, and what their assembly start could not have.
+
+        Returns:
+            Steps newly found lost. Segments sent again after our own restart count nothing twice.
+        """
+        source = self._source(segments.source)
+        sequence, orphaned = source.origins.get(segments.origin, (0, 0))
+        if segments.sequence <= sequence:
+            return 0
+        lost = segments.orphaned - orphaned
+        if not sequence:  # a new assembly start: what the source had produced by then and never came is lost
+            lost += max(0, segments.began - source.received - source.lost)
+        source.origins[segments.origin] = (segments.sequence, segments.orphaned)
+        source.received += len(segments.log_probs)
+        source.produced = max(source.produced, segments.received)
+        source.lost += lost
+        self._note("assembly", segments.origin, lost, "open or not yet sent at the crash")
+        return lost
+
+    def source_gone(self, name: str) -> None:
+        """A source died or was replaced: its permit returns; its steps are lost unless they still come."""
+        self._source(name).alive = False
+
+    def source_closed(self, name: str) -> int:
+        """All that a dead source's steps became has arrived; returns the steps newly found lost."""
+        source = self._source(name)
+        source.alive = False
+        lost = max(0, source.produced - source.received - source.lost)
+        source.lost += lost
+        self._note("stepping", name, lost, "not yet acknowledged by assembly")
+        return lost
+
+    def learner(self, state: LearnerState, taken_earlier: int) -> int:
+        """The learner says where it stands.
+
+        Args:
+            state: of this start of it.
+            taken_earlier: steps that its earlier starts had taken, in all.
+
+        Returns:
+            Steps newly found lost: what earlier starts had taken and the restored weights do not hold.
+        """
+        lost = 0
+        if state.start != self._learner:
+            held = taken_earlier - self.stale - self.ghost - self.lost_learning
+            lost = max(0, held - state.trained)
+            self.lost_learning += lost
+            self._note("learning", state.start, lost, "taken and not in the checkpoint")
+            self._learner, self._learner_stale = state.start, 0
+        self.stale += state.stale - self._learner_stale
+        self._learner_stale = state.stale
+        self.trained, self.training = state.trained, state.training
+        self.version = max(self.version, state.version)
+        return lost
+
+    # ---------------------------------------------------------------- what we say
+
+    def permits(self) -> dict[str, Permit]:
+        """Shares out what the budget has left, and says how far each living source may go."""
+        living = {name: source for name, source in self.sources.items() if source.alive}
+        for source in sorted(living.values(), key=_unused):
+            room = self.budget - self.in_flight
+            wanted = self._slice - _unused(source)
+            if source.agents and room > 0 and 2 * wanted >= self._slice:
+                source.allowance = max(source.allowance, source.produced) + min(room, wanted)
+                source.serial += 1
+        version = 0 if self.overlap else self.version
+        return {
+            name: Permit(serial=source.serial, allowance=source.allowance, version=version)
+            for name, source in living.items()
+        }
+
+    def next_cut(self) -> bool:
+        """Makes a new cut, in `cut`, when a whole buffer waits and was not cut for yet."""
+        basis = self.done + self.training
+        if self.waiting < self.buffer_size or basis == self._cut_at:
+            return False
+        self._cut_at = basis
+        marks = {name: source.produced for name, source in self.sources.items() if source.alive}
+        self.cut = Cut(serial=self.cut.serial + 1, marks=marks)
+        return True
+
+    def take_new_incidents(self) -> list[Incident]:
+        """Incidents since this was last called."""
+        new, self._told = self.incidents[self._told :], len(self.incidents)
+        return new
+
+    # ---------------------------------------------------------------- on disk
+
+    def to_plain(self) -> dict[str, Any]:
+        """Everything a restart needs, as plain JSON values."""
+        own = {name: getattr(self, name) for name in _SAVED}
+        sources = {name: asdict(source) for name, source in self.sources.items()}
+        cut = {"serial": self.cut.serial, "marks": self.cut.marks}
+        return {**own, "sources": sources, "cut": cut, "incidents": [asdict(incident) for incident in self.incidents]}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Goes on from what `to_plain` gave."""
+        for name in _SAVED:
+            setattr(self, name, plain[name])
+        for name, saved in plain["sources"].items():
+            origins = {origin: (last, orphaned) for origin, (last, orphaned) in saved.pop("origins").items()}
+            self.sources[name] = Source(**saved, origins=origins)
+        self.cut = Cut(**plain["cut"])
+        self.incidents = [Incident(**incident) for incident in plain["incidents"]]
+        self._told = len(self.incidents)
+
+    # ---------------------------------------------------------------- inside
+
+    def _source(self, name: str) -> Source:
+        return self.sources.setdefault(name, Source())
+
+    def _note(self, stage: str, start: str, steps: int, cause: str) -> None:
+        if steps:
+            self.incidents.append(Incident(stage=stage, start=start, steps=steps, cause=cause))
+
+
+_SAVED = ("ghost", "stale", "lost_learning", "trained", "version", "_learner", "_learner_stale", "_cut_at")
+
+
+def _unused(source: Source) -> int:
+    return max(0, source.allowance - source.produced)

@@ -1,0 +1,55 @@
+"""Settings of coordination: how fresh data must be, and ghost self-play in ML-Agents' words."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Mode = Literal["overlap", "lockstep"]
+
+
+class CoordinationSettings(BaseModel):
+    """The rule of freshness.
+
+    Attributes:
+        mode: `overlap` collects one buffer while the last one trains; `lockstep` takes turns and
+            is deterministic; None follows `threaded` of the behaviors, else `overlap`.
+        max_policy_lag: a segment whose newest row is more policy versions old than this is
+            dropped and counted, unless the learner would wait for lack of data.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mode: Mode | None = None
+    max_policy_lag: int = Field(default=3, ge=1)
+
+
+class SelfPlaySettings(BaseModel):
+    """Ghost self-play: one team learns, the others play past policies.
+
+    Attributes:
+        save_steps: learner steps between snapshots.
+        team_change: learner steps until the next team learns; 5 x `save_steps` where unsaid.
+        swap_steps: ghost steps between changes of opponent.
+        window: how many snapshots are kept.
+        play_against_latest_model_ratio: probability of the latest policy as opponent.
+        initial_elo: rating at the start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    save_steps: int = Field(default=20_000, ge=1)
+    team_change: int = Field(default=100_000, ge=1)
+    swap_steps: int = Field(default=2_000, ge=1)
+    window: int = Field(default=10, ge=1)
+    play_against_latest_model_ratio: float = Field(default=0.5, ge=0, le=1)
+    initial_elo: float = 1200.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _team_change_follows(cls, data: Any) -> Any:
+        save_steps = data.get("save_steps") if isinstance(data, dict) else None
+        if type(save_steps) is int and save_steps > 0:
+            return {"team_change": 5 * save_steps, **data}
+        return data
