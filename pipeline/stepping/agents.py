@@ -1,0 +1,125 @@
+"""Which slot each live agent has: found without a loop over agents.
+
+A slot belongs to one agent's life. The common frame, the same ids as in the last one, costs one
+comparison; an agent that ends and decides again in one frame keeps its slot and gets a new life.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Slots = NDArray[np.int32]
+
+_FIRST_SLOTS: Final = 16
+
+
+class SlotTable:
+    """The slots of one behavior name over all simulators.
+
+    Args:
+        limit: most agents alive at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.live: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
+        self.acted: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
+        self.agents: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.groups: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.teams: Slots = np.zeros(_FIRST_SLOTS, np.int32)
+        self.simulators: Slots = np.zeros(_FIRST_SLOTS, np.int32)
+        self._lives = 0
+        self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
+
+    @property
+    def taken(self) -> int:
+        """Slots in use."""
+        return len(self.live) - len(self._free)
+
+    def take(self, n: int) -> Slots:
+        """Takes `n` free slots, the lowest first.
+
+        Raises:
+            OverflowError: the limit would be passed.
+        """
+        if self.taken + n > self.limit:
+            raise OverflowError
+        while len(self._free) < n:
+            self._grow()
+        taken = self._free[-n:][::-1]
+        del self._free[-n:]
+        return np.array(taken, np.int32)
+
+    def give_back(self, slots: Slots) -> None:
+        """Frees slots."""
+        self.live[slots] = False
+        self.acted[slots] = False
+        self._free += slots[::-1].tolist()
+        self._free.sort(reverse=True)
+
+    def begin(self, slots: Slots, groups: Ids, team: int, simulator: int) -> None:
+        """Starts a new life in each of `slots`."""
+        self.live[slots] = True
+        self.acted[slots] = False
+        self.agents[slots] = np.arange(self._lives + 1, self._lives + 1 + len(slots))
+        self._lives += len(slots)
+        self.groups[slots] = groups
+        self.teams[slots] = team
+        self.simulators[slots] = simulator
+
+    def _grow(self) -> None:
+        size = len(self.live)
+        for name in ("live", "acted", "agents", "groups", "teams", "simulators"):
+            column: NDArray[Any] = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self._free = [*range(2 * size - 1, size - 1, -1), *self._free]
+
+
+class Roster:
+    """The agents of one behavior id in one simulator: id to slot."""
+
+    def __init__(self) -> None:
+        self._ids: Ids = np.empty(0, np.int64)
+        self._slots: Slots = np.empty(0, np.int32)
+        self._last_ids: Ids = self._ids
+        self._last_slots: Slots = self._slots
+
+    @property
+    def slots(self) -> Slots:
+        """Slots of all agents here."""
+        return self._slots
+
+    def same_as_last(self, ids: Ids) -> bool:
+        """Whether `ids` are those of the last `find` or `add`, row by row, and none was removed since."""
+        return len(ids) == len(self._last_ids) and bool((ids == self._last_ids).all())
+
+    def last_slots(self) -> Slots:
+        """Slots of those."""
+        return self._last_slots
+
+    def find(self, ids: Ids) -> Slots:
+        """[n] Slot of each id, -1 where it is not here."""
+        if not self._ids.size:
+            return np.full(len(ids), -1, np.int32)
+        at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        return np.where(self._ids[at] == ids, self._slots[at], np.int32(-1))
+
+    def add(self, ids: Ids, slots: Slots) -> None:
+        """Enters new ids."""
+        ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self._slots, slots])
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._slots = ids[order], slots[order]
+
+    def remember(self, ids: Ids, slots: Slots) -> None:
+        """Keeps what was found, for the next frame."""
+        self._last_ids, self._last_slots = ids, slots
+
+    def remove(self, slots: Slots) -> None:
+        """Strikes out the agents of `slots`."""
+        keep = ~np.isin(self._slots, slots)
+        self._ids, self._slots = self._ids[keep], self._slots[keep]
+        self._last_ids, self._last_slots = np.empty(0, np.int64), np.empty(0, np.int32)

@@ -1,0 +1,153 @@
+"""What a simulator sends is checked here, before any of it is used.
+
+Everything wrong becomes a `RemoteProtocolError` that names behavior, field and agent; it concerns
+that simulator alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import RemoteProtocolError
+from pipeline.messages.simulator import BehaviorReport, Decisions, Ends
+from pipeline.specs import BehaviorSpec
+
+MAX_GROUP: Final = 2**31 - 1
+
+
+def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
+    """Checks one report against its spec: lengths, shapes, dtypes, finite values, masks, groups.
+
+    Raises:
+        RemoteProtocolError: something is wrong; whether the agents are known is not checked here.
+    """
+    if report.decisions is not None:
+        _check_rows(report.behavior, "decisions", report.decisions, spec)
+        _check_masks(report.behavior, report.decisions, spec)
+    if report.ends is not None:
+        _check_rows(report.behavior, "ends", report.ends, spec)
+        _check_ends(report.behavior, report.ends)
+
+
+def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
+    """Refuses an agent id that stands in two rows.
+
+    Raises:
+        RemoteProtocolError: with the first such id.
+    """
+    ids, counts = np.unique(agents, return_counts=True)
+    if len(ids) != len(agents):
+        raise RemoteProtocolError(
+            "duplicate_agent",
+            got=f"agent {ids[counts > 1][0]} in {counts.max()} rows of {what} of {behavior}",
+            expected="each agent at most once",
+            remedy="give every agent of a behavior an id of its own",
+        )
+
+
+def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
+    n = len(rows.agents)
+    for name, column in (("groups", rows.groups), ("rewards", rows.rewards), ("group_rewards", rows.group_rewards)):
+        if len(column) != n:
+            raise _shape(behavior, f"{what}.{name}", f"{len(column)} rows", f"{n}, one for each agent")
+    if rows.matches is not None and len(rows.matches) != n:
+        raise _shape(behavior, f"{what}.matches", f"{len(rows.matches)} rows", f"{n}, one for each agent")
+    _check_finite(behavior, f"{what}.rewards", rows.rewards, rows.agents)
+    _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
+    if n and (rows.groups.min() < 0 or rows.groups.max() > MAX_GROUP):
+        raise RemoteProtocolError(
+            "group",
+            got=f"group id {int(rows.groups.min())}..{int(rows.groups.max())} in {what} of {behavior}",
+            expected=f"0 for no group, else 1..{MAX_GROUP}",
+            remedy="number the groups of a simulator from 1",
+        )
+    _check_observations(behavior, what, rows, spec)
+
+
+def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
+    n = len(rows.agents)
+    if len(rows.observations) != len(spec.observations):
+        raise _shape(behavior, f"{what}.observations", f"{len(rows.observations)} columns", f"{len(spec.observations)}")
+    for column, wanted in zip(rows.observations, spec.observations, strict=True):
+        if column.shape != (n, *wanted.shape):
+            raise _shape(
+                behavior,
+                f"{what}.observations[{wanted.name!r}]",
+                f"{column.shape}",
+                f"{(n, *wanted.shape)} by its spec",
+            )
+        if column.dtype.name != wanted.dtype:
+            raise RemoteProtocolError(
+                "dtype",
+                got=f"{column.dtype.name} in {what}.observations[{wanted.name!r}] of {behavior}",
+                expected=f"{wanted.dtype} by its spec",
+                remedy="convert the column, or change the spec",
+            )
+        if wanted.dtype == "float32":
+            _check_finite(behavior, f"{what}.observations[{wanted.name!r}]", column, rows.agents)
+
+
+def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
+    # A sum is finite only where all terms are; it may overflow where they are not, so look again before refusing.
+    if np.isfinite(np.add.reduce(column, axis=None, dtype=np.float64)):
+        return
+    bad = ~np.isfinite(column.reshape(len(agents), -1)).all(axis=1)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise RemoteProtocolError(
+            "not_finite",
+            got=f"NaN or infinity in {field} of {behavior}, agent {agents[row]}",
+            expected="finite numbers",
+            remedy="find where the simulator divides by zero or overflows",
+        )
+
+
+def _check_masks(behavior: str, decisions: Decisions, spec: BehaviorSpec) -> None:
+    masks = decisions.masks
+    if masks is None:
+        return
+    wanted = (len(decisions.agents), spec.actions.mask_size)
+    if masks.shape != wanted:
+        raise RemoteProtocolError(
+            "masks",
+            got=f"masks of shape {masks.shape} for {behavior}",
+            expected=f"{wanted}: the choices of all branches side by side",
+            remedy="send one row for each agent, True where a choice is forbidden",
+        )
+    at = 0
+    for branch, size in enumerate(spec.actions.discrete):
+        closed = masks[:, at : at + size].all(axis=1)
+        if closed.any():
+            raise RemoteProtocolError(
+                "masks",
+                got=f"all {size} choices of branch {branch} forbidden to agent "
+                f"{decisions.agents[closed][0]} of {behavior}",
+                expected="at least one choice left in each branch",
+                remedy="leave a choice that does nothing",
+            )
+        at += size
+
+
+def _check_ends(behavior: str, ends: Ends) -> None:
+    n = len(ends.agents)
+    if len(ends.interrupted) != n:
+        raise _shape(behavior, "ends.interrupted", f"{len(ends.interrupted)} rows", f"{n}, one for each agent")
+    if ends.outcomes is not None:
+        if len(ends.outcomes) != n:
+            raise _shape(behavior, "ends.outcomes", f"{len(ends.outcomes)} rows", f"{n}, one for each agent")
+        if not ((ends.outcomes >= 0) & (ends.outcomes <= 1)).all():
+            raise RemoteProtocolError(
+                "shape",
+                got=f"outcomes {ends.outcomes[:8]} of {behavior}",
+                expected="from 0 (lost) to 1 (won)",
+                remedy="send 1, 0.5 or 0, or leave outcomes out",
+            )
+
+
+def _shape(behavior: str, field: str, got: str, expected: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        "shape", got=f"{got} in {field} of {behavior}", expected=expected, remedy="make the columns match the spec"
+    )

@@ -1,0 +1,89 @@
+"""The current weights of each behavior, ready to act. The one file of stepping that uses torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.messages.service import PolicyWeights
+from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import load_arrays
+from pipeline.specs import BehaviorSpec
+from pipeline.stepping.stepper import Chosen
+
+
+class CurrentPolicy:
+    """An actor with the weights of one version.
+
+    Args:
+        spec: of the behavior.
+        settings: of the network.
+        seed: of the sampling.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, seed: int) -> None:
+        self.version = 0
+        self._actor = Actor(spec, settings)
+        self._deterministic = settings.deterministic
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def load(self, weights: PolicyWeights) -> None:
+        """Takes over newer weights.
+
+        Raises:
+            CheckpointError: they do not fit the network.
+        """
+        load_arrays(self._actor, weights.arrays)
+        self.version = weights.version
+
+    def act(self, observations: tuple[NDArray[Any], ...], masks: NDArray[np.bool_] | None) -> Chosen:
+        """Chooses for all rows in one forward pass."""
+        continuous, discrete, log_probs = self._actor.act(observations, masks, self._generator, self._deterministic)
+        return Chosen(
+            continuous=continuous, executed=to_environment(continuous), discrete=discrete, log_probs=log_probs
+        )
+
+
+class Policies:
+    """Policies of all behaviors: built once their spec is known, then kept at the latest version.
+
+    Args:
+        settings: network settings by behavior name (anything with `network_settings`).
+        seed: of the sampling; each behavior gets a stream of its own.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
+        self.current: dict[str, CurrentPolicy] = {}
+        self._settings = settings
+        self._seed = seed
+        self._latest: dict[str, PolicyWeights] = {}
+
+    def learn(self, weights: PolicyWeights) -> None:
+        """Keeps weights that are newer than those known."""
+        known = self._latest.get(weights.behavior)
+        if known is None or weights.version > known.version:
+            self._latest[weights.behavior] = weights
+
+    def build(self, name: str, spec: BehaviorSpec) -> None:
+        """Brings the policy of a behavior up to date, as far as its weights are known.
+
+        Raises:
+            CheckpointError: the weights do not fit the spec.
+        """
+        weights = self._latest.get(name)
+        if weights is None:
+            return
+        policy = self.current.get(name)
+        if policy is None:
+            order = sorted(self._settings).index(name)
+            stream = int(np.random.SeedSequence([self._seed, order]).generate_state(1)[0])
+            policy = CurrentPolicy(spec, self._settings[name].network_settings, stream)
+            policy.load(weights)
+            self.current[name] = policy
+        elif policy.version < weights.version:
+            policy.load(weights)

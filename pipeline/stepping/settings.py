@@ -1,0 +1,78 @@
+"""Settings of stepping: where simulators connect and when they are given up."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class SteppingSettings(BaseModel):
+    """The endpoint for simulators.
+
+    Attributes:
+        address: `tcp://HOST:PORT` on loopback (port 0: chosen at the start) or `unix:///PATH`.
+        stepping_processes: how many processes share the simulators.
+        max_agents: most agents alive at once in one stepping process.
+        heartbeat_s: a silent simulator sends a ping after this many seconds.
+        simulator_timeout_s: silence, in seconds, after which a simulator is given up.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    address: str = "tcp://127.0.0.1:0"
+    stepping_processes: int = Field(default=1, ge=1)
+    max_agents: int = Field(default=65_536, ge=1)
+    heartbeat_s: float = Field(default=5.0, gt=0)
+    simulator_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("address")
+    @classmethod
+    def _reachable_from_here_only(cls, address: str) -> str:
+        parts = _split(address)
+        if parts.scheme == "tcp" and not _is_loopback(parts.hostname or ""):
+            raise ValueError(
+                f"got {address!r}, which other machines can reach; "
+                "expected a loopback host (127.0.0.1, ::1, localhost) or unix:///PATH; "
+                "use loopback and an SSH tunnel: this version has no authentication for simulators"
+            )
+        return address
+
+    @model_validator(mode="after")
+    def _heartbeat_in_time(self) -> SteppingSettings:
+        if self.heartbeat_s >= self.simulator_timeout_s:
+            raise ValueError(
+                f"got heartbeat_s {self.heartbeat_s:g} with simulator_timeout_s {self.simulator_timeout_s:g}; "
+                "expected a heartbeat shorter than the timeout; "
+                "lower heartbeat_s or raise simulator_timeout_s (ten heartbeats are usual)"
+            )
+        return self
+
+
+def _split(address: str) -> Any:
+    try:
+        parts = urlsplit(address)
+        well_formed = (
+            bool(parts.hostname) and parts.port is not None and not parts.path
+            if parts.scheme == "tcp"
+            else parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
+        )
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        raise ValueError(
+            f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
+            "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
+        )
+    return parts
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
