@@ -1,0 +1,115 @@
+"""Plays a game for the trainer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
+from pipeline.simulation.answers import Actions
+from pipeline.simulation.connection import Client
+from pipeline.simulation.game import Game, GivesStatistics
+
+__all__ = ["Actions", "Client", "Result", "run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a conversation ended.
+
+    Attributes:
+        steps: steps (decision and outcome) reported since the start, per behavior name.
+        reason: of the Bye, from whichever side it came.
+    """
+
+    steps: dict[str, int]
+    reason: str
+
+
+def run(
+    game: Game,
+    address: str,
+    *,
+    number: int | None = None,
+    seed: int | None = None,
+    credential: str = "",
+    connect_timeout_s: float = 60.0,
+    reconnect: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] | None = None,
+) -> Result:
+    """Plays `game` for the trainer until either side says Bye; SIGINT and SIGTERM make this side say it.
+
+    Args:
+        game: closed at the end, whatever happens.
+        address: `tcp://HOST:PORT` or `unix:///PATH`.
+        number: which of the supervisor's simulators this is.
+        seed: for the first episodes, where the trainer's first Reset names none.
+        credential: token where the endpoint asks for one.
+        connect_timeout_s: how long to try to connect, at the start and after a loss.
+        reconnect: False raises where a connection breaks.
+        clock: seconds, monotonic.
+        sleep: waits between attempts to connect; None: in a way that a signal ends.
+
+    Raises:
+        LinkLost: no trainer answered in time.
+        RemoteProtocolError: the trainer broke the protocol, or says that this side did.
+    """
+    try:
+        hello = Hello(
+            version=VERSION, name=game.name, behaviors=dict(game.behaviors()), number=number, credential=credential
+        )
+        client = Client(
+            hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep
+        )
+        with client, _signals(client):
+            client.open()
+            bye = _play(game, client, seed)
+        return Result(steps=client.steps, reason=bye.reason)
+    finally:
+        game.close()
+
+
+def _play(game: Game, client: Client, seed: int | None) -> Bye:
+    statistics = game.statistics if isinstance(game, GivesStatistics) else tuple
+    message: Actions | Reset | Bye = client.begin()
+    while not isinstance(message, Bye):
+        if isinstance(message, Reset):
+            reports = game.reset(message.parameters, seed if message.seed is None else message.seed)
+            seed = None  # later episodes go on with the source that the first seed started
+        else:
+            reports = game.step(message)
+        if any(report.behavior not in client.behaviors for report in reports):
+            client.add_behaviors(game.behaviors())
+        message = client.exchange(reports, statistics())
+    return message
+
+
+@contextmanager
+def _signals(client: Client) -> Iterator[None]:
+    """Turns the first SIGINT or SIGTERM into a Bye; a second acts as it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        restore()
+        client.stop(f"stopped by {signal.Signals(number).name}")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()

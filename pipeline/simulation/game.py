@@ -1,0 +1,136 @@
+"""What a simulator author writes, and small constructors that keep it small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends, Statistic
+from pipeline.specs import BehaviorSpec
+
+Observations = NDArray[Any] | Sequence[ArrayLike]
+
+
+class Game(Protocol):
+    """One simulator: any number of agents of one or more behaviors.
+
+    A report may hold an end row and a decision row of the same agent id: the decision is the first
+    of its next episode. Reports are read before the game is called again, so a game may reuse its
+    arrays.
+
+    Attributes:
+        name: of the program, for logs.
+    """
+
+    name: str
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """Spec of each behavior id (`Ball?team=0`); asked again when a report names a new one."""
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """Starts new episodes for all agents and returns their first decisions.
+
+        Args:
+            parameters: environment parameters by name.
+            seed: for the random source, or None to go on with it.
+        """
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """Plays on with the actions, by behavior id, row by row in the order of the last reports.
+
+        Returns:
+            At most one report per behavior id.
+        """
+
+    def close(self) -> None:
+        """Frees what the game holds; called once."""
+
+
+@runtime_checkable
+class GivesStatistics(Protocol):
+    """A game with numbers of its own to show beside the trainer's; a game need not have any."""
+
+    def statistics(self) -> Sequence[Statistic]:
+        """The numbers since the last call."""
+
+
+def decisions(
+    agents: ArrayLike,
+    observations: Observations,
+    *,
+    rewards: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    group_rewards: ArrayLike | None = None,
+    masks: ArrayLike | None = None,
+    matches: ArrayLike | None = None,
+) -> Decisions:
+    """Agents that want an action now, with dtypes converted and left-out columns filled with zeros.
+
+    Args:
+        agents: [n] ids.
+        observations: [n, *shape], or one such array per observation of the spec, in its order.
+        rewards: [n] reward since the agent's previous decision.
+        groups: [n] group ids, 0 for none.
+        group_rewards: [n] reward of the agent's group since then.
+        masks: [n, choices of all branches] True = forbidden.
+        matches: [n] contest ids.
+    """
+    ids = np.asarray(agents, np.int64)
+    return Decisions(
+        agents=ids,
+        groups=_column(groups, ids.size, np.int64),
+        observations=_observations(observations),
+        rewards=_column(rewards, ids.size, np.float32),
+        group_rewards=_column(group_rewards, ids.size, np.float32),
+        masks=None if masks is None else np.asarray(masks, np.bool_),
+        matches=None if matches is None else np.asarray(matches, np.int64),
+    )
+
+
+def ends(
+    agents: ArrayLike,
+    observations: Observations,
+    *,
+    rewards: ArrayLike | None = None,
+    interrupted: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    group_rewards: ArrayLike | None = None,
+    outcomes: ArrayLike | None = None,
+    matches: ArrayLike | None = None,
+) -> Ends:
+    """Agents whose episode just ended, with dtypes converted and left-out columns filled with zeros.
+
+    Args:
+        agents: [m] ids.
+        observations: [m, *shape], or one such array per observation: the last of the episode.
+        rewards: [m] reward since the agent's previous decision.
+        interrupted: [m] True where a limit cut the episode, False where the task ended.
+        groups: [m] group ids, 0 for none.
+        group_rewards: [m] reward of the agent's group since the agent's previous decision.
+        outcomes: [m] 1 won, 0.5 drawn, 0 lost.
+        matches: [m] contest ids.
+    """
+    ids = np.asarray(agents, np.int64)
+    return Ends(
+        agents=ids,
+        groups=_column(groups, ids.size, np.int64),
+        observations=_observations(observations),
+        rewards=_column(rewards, ids.size, np.float32),
+        group_rewards=_column(group_rewards, ids.size, np.float32),
+        interrupted=_column(interrupted, ids.size, np.bool_),
+        outcomes=None if outcomes is None else np.asarray(outcomes, np.float32),
+        matches=None if matches is None else np.asarray(matches, np.int64),
+    )
+
+
+def _column(values: ArrayLike | None, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.zeros(rows, dtype) if values is None else np.asarray(values, dtype)
+
+
+def _observations(observations: Observations) -> tuple[NDArray[Any], ...]:
+    parts = (observations,) if isinstance(observations, np.ndarray) else observations
+    arrays = (np.asarray(part) for part in parts)
+    return tuple(array if array.dtype == np.uint8 else array.astype(np.float32, copy=False) for array in arrays)

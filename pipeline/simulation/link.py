@@ -1,0 +1,279 @@
+"""One connection to the trainer over a plain blocking socket, kept alive by a heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
+from pipeline.messages.codec import FrameReader, to_bytes
+from pipeline.messages.conversation import Conversation
+from pipeline.messages.simulator import Bye, Fault, Ping, Pong, Welcome
+
+RECEIVE_BYTES: Final = 2**18
+"""Large enough for one act of thousands of agents in one system call."""
+
+Address = tuple[str, int] | str
+"""Host and port, or the path of a Unix socket."""
+
+
+class LinkLost(Explained):
+    """The connection broke, or fell silent for too long."""
+
+
+class Stopped(Exception):
+    """`Stop.request` was called: no failure, somebody asked for it."""
+
+
+def parse_address(text: str) -> Address:
+    """Reads `tcp://HOST:PORT` or `unix:///PATH`.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    url = urlsplit(text)
+    try:
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return url.hostname, url.port
+    except ValueError:  # a port that is no number, or above 65535
+        pass
+    if url.scheme == "unix" and not url.netloc and url.path:
+        return url.path
+    raise SettingsError(f"got address {text!r}; expected tcp://HOST:PORT or unix:///PATH; correct the address")
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """A connected stream socket.
+
+    Raises:
+        OSError: nobody listens there, or nobody answered in time.
+    """
+    if isinstance(address, tuple):
+        return socket.create_connection(address, timeout_s)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout_s)
+        connected.connect(address)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+class Stop:
+    """Asks a client to stop; `request` may be called from any thread or signal handler."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._reader, self._writer = socket.socketpair()
+
+    def request(self, reason: str) -> None:
+        """Wakes whoever waits. The first reason counts."""
+        if self.reason is None:
+            self.reason = reason
+            self._writer.send(b"\0")
+
+    def fileno(self) -> int:
+        """Becomes readable with the request."""
+        return self._reader.fileno()
+
+    def wait(self, seconds: float) -> None:
+        """Returns after `seconds`, or at once when a stop is requested."""
+        select.select([self._reader], [], [], seconds)
+
+    def close(self) -> None:
+        """Frees the sockets; a later request does nothing."""
+        self.reason = self.reason or "closed"
+        self._reader.close()
+        self._writer.close()
+
+
+class Link:
+    """One connection, from its Hello to its end.
+
+    All blocking calls end: `send` after `timeout_s`, `receive` when nothing at all was heard for
+    `timeout_s` although the heartbeat sent Pings meanwhile.
+
+    Args:
+        connected: a connected stream socket; owned from here on.
+        stop: ends `receive` early.
+        timeout_s: as above, until the Welcome says another.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, connected: socket.socket, *, stop: Stop, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket = connected
+        self._stop = stop
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._socket.settimeout(timeout_s)
+        if self._socket.family != getattr(socket, "AF_UNIX", None):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(stop.fileno(), selectors.EVENT_READ)
+        self._conversation = Conversation("simulator")
+        self._reader = FrameReader()
+        self._space = memoryview(bytearray(RECEIVE_BYTES))
+        self._lock = threading.Lock()
+        self._last_sent = clock()
+        self._heartbeat: _Heartbeat | None = None
+
+    def keep_alive(self, welcome: Welcome) -> None:
+        """Takes the trainer's times and starts the heartbeat."""
+        self._timeout_s = welcome.timeout_s
+        self._socket.settimeout(welcome.timeout_s)
+        # Two Pings at least must fit into the silence that ends the connection.
+        self._heartbeat = _Heartbeat(self, min(welcome.heartbeat_s, welcome.timeout_s / 3))
+        self._heartbeat.start()
+
+    def send(self, message: Any) -> None:
+        """Sends one message.
+
+        Raises:
+            LinkLost: the connection is gone, or did not take the message within `timeout_s`.
+            CodecError: a column has a wrong dtype or number of dimensions; nothing was sent.
+            LocalProtocolError: the conversation does not allow it now; nothing was sent.
+        """
+        data = to_bytes(message)
+        with self._lock:
+            self._conversation.sending(message)
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise self._lost(f"{type(error).__name__}: {error}") from error
+            self._last_sent = self._clock()
+
+    def receive(self) -> Any:
+        """The next message other than Ping (answered here) and Pong.
+
+        Raises:
+            LinkLost: the connection is gone or silent.
+            Stopped: a stop was requested.
+            RemoteProtocolError: the trainer sent something malformed or out of turn; it was told.
+        """
+        while True:
+            try:
+                message = self._reader.next()
+                if message is None:
+                    self._fill()
+                    continue
+                with self._lock:
+                    self._conversation.received(message)
+            except (CodecError, RemoteProtocolError) as error:
+                raise self.refuse(error) from error
+            if type(message) is Ping:
+                self.send(Pong(number=message.number))
+            elif type(message) is not Pong:
+                return message
+
+    def refuse(self, error: CodecError | RemoteProtocolError) -> RemoteProtocolError:
+        """Tells the trainer what it did wrong, where it still listens, and returns what to raise here."""
+        code = error.code if isinstance(error, RemoteProtocolError) else "malformed"
+        told = Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
+        if self._conversation.state != "closed":
+            try:
+                self.send(told)
+            except LinkLost as lost:
+                error.add_note(f"the trainer could not be told: {lost}")
+        return RemoteProtocolError(code, got=error.got, expected=error.expected, remedy=error.remedy)
+
+    def ping_if_silent(self, interval_s: float) -> float:
+        """Sends a Ping where nothing was sent for `interval_s`; returns the seconds until the next is due."""
+        with self._lock:
+            left = self._last_sent + interval_s - self._clock()
+            if left > 0 or self._conversation.state == "closed":
+                return max(left, interval_s / 10)
+            self._conversation.sending(Ping())
+            self._socket.sendall(to_bytes(Ping()))
+            self._last_sent = self._clock()
+            return interval_s
+
+    def abort(self) -> None:
+        """Breaks the connection off, so that a waiting `receive` returns."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is broken already
+
+    def close(self, bye: Bye | None = None) -> None:
+        """Says `bye`, where it may and can still be said, and frees the socket."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        try:
+            if bye is not None and self._conversation.state not in ("greeting", "closed"):
+                self.send(bye)
+                self._discard_unread()
+        except (LinkLost, OSError):
+            return  # it ended by itself: nobody is left to be told
+        finally:
+            self._selector.close()
+            self._socket.close()
+
+    def _discard_unread(self) -> None:
+        """Closing over unread bytes would reset the connection, and the Bye with it."""
+        self._socket.shutdown(socket.SHUT_WR)
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._socket.recv_into(self._space):
+                pass
+
+    def _fill(self) -> None:
+        ready = self._selector.select(self._timeout_s)
+        if self._stop.reason is not None:
+            raise Stopped
+        if not ready:
+            raise self._lost(f"nothing heard for {self._timeout_s:g} s")
+        try:
+            size = self._socket.recv_into(self._space)
+        except OSError as error:
+            raise self._lost(f"{type(error).__name__}: {error}") from error
+        if size == 0:
+            raise self._lost("the connection closed without Bye")
+        self._reader.feed(self._space[:size])
+
+    def _lost(self, got: str) -> LinkLost:
+        failure = None if self._heartbeat is None else self._heartbeat.failure
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure  # a bug in the heartbeat, not a broken connection
+        return LinkLost(
+            got=f"{got} (in state {self._conversation.state!r})",
+            expected="a trainer that answers",
+            remedy="look into the trainer's log for the cause",
+        )
+
+
+class _Heartbeat(threading.Thread):
+    """Pings while the game computes or the trainer withholds actions.
+
+    What goes wrong in it breaks the connection off, so that the thread that waits in `receive` hears of it.
+    """
+
+    def __init__(self, link: Link, interval_s: float) -> None:
+        super().__init__(name="heartbeat", daemon=True)  # an author who forgets `close` can still exit
+        self._link = link
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        due_s = self._interval_s
+        try:
+            while not self._ended.wait(due_s):
+                due_s = self._link.ping_if_silent(self._interval_s)
+        except BaseException as error:  # kept for the thread that uses the link
+            self.failure = error
+            self._link.abort()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()

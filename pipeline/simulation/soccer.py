@@ -1,0 +1,181 @@
+"""Soccer: two teams of two on a walled pitch with a ball.
+
+Rules and reports are here, the motion is in `soccer_physics.py`. Team 0 attacks +x, team 1 attacks
+-x; everything an agent sees is turned into its own view, so that one policy plays both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from pipeline.simulation.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Pitch
+from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+MAX_STEPS: Final = 500
+EXISTENCE: Final = -0.2 / MAX_STEPS
+"""An agent's own reward per decision: a match without goals costs 0.2."""
+BRANCHES: Final = (3, 3, 3)
+OBSERVATION_SIZE: Final = 27
+
+_TEAMS: Final = (0, 1)
+_MATES: Final = np.array([1, 0, 3, 2])
+_RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
+_ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
+_LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
+
+
+class Soccer:
+    """`areas` pitches; 4 agents on each: players 0 and 1 of team 0, players 2 and 3 of team 1.
+
+    Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths over half the
+    pitch's length, speeds over the ball's largest): positions of ball, mate, two rivals, rival goal,
+    own goal (0-11); velocities of ball, itself, mate, two rivals (12-21); heading against the
+    direction of attack, mate's heading against its own, each as cosine and sine (22-25); share of
+    the match that is over (26). Actions, 3 branches of 3: stay, forward, back; stay, left, right;
+    keep heading, turn left, turn right. Forward contact kicks the ball.
+
+    Own reward: a small cost per decision, and `ball_touch` per contact where that environment
+    parameter is given. Group reward: for a goal, 1 minus the share of the match that is over for the
+    scoring team, -1 for the other. After a goal (terminated) or 500 decisions (interrupted, outcome
+    0.5) all agents of the area end and the next match starts in the same report.
+
+    Args:
+        areas: pitches side by side.
+        behavior: name of the behavior.
+    """
+
+    name = "soccer"
+
+    def __init__(self, areas: int = 1, behavior: str = "Soccer") -> None:
+        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in _TEAMS]
+        self._areas = np.arange(areas, dtype=np.int64)
+        self._agents = (4 * self._areas[:, None] + np.arange(PLAYERS)).astype(np.int64)
+        self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
+        self._matches = self._areas.copy()
+        self._ages = np.zeros(areas, np.int64)
+        self._random = np.random.default_rng()
+        self._pitch = Pitch(areas)
+        self._touch_reward = 0.0
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior name with two teams."""
+        view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
+        spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
+        return dict.fromkeys(self._ids, spec)
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
+        """New matches on all pitches. Parameter: `ball_touch`, the reward for a contact (0)."""
+        self._touch_reward = parameters.get("ball_touch", 0.0)
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._kick_off(self._areas)
+        nothing = np.zeros((self._areas.size, PLAYERS), np.float32)
+        return self._reports(self._observe(), nothing, nothing, None)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
+        """Plays 0.1 seconds on all pitches."""
+        touched, scored = self._pitch.advance(*self._commands(actions))
+        self._ages += 1
+        share = self._ages / MAX_STEPS
+        own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE
+        won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
+        group = np.where(won > 0, 1 - share[:, None], won)
+        ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
+        seen = self._observe()
+        ends = None
+        if ended.size:
+            ends = self._ends(ended, seen, own, group, won)
+            self._kick_off(ended)
+            own[ended] = 0
+            group[ended] = 0
+            seen = self._observe()
+        return self._reports(seen, own, group, ends)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _kick_off(self, areas: NDArray[np.int64]) -> None:
+        self._pitch.place(areas, self._random)
+        self._ages[areas] = 0
+        self._matches[areas] += self._areas.size  # a contest id is never used twice
+
+    def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
+        """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""
+        chosen = [actions[key].discrete.reshape(-1, 2, 3) for key in self._ids]
+        moves = _LEFT_RIGHT[np.concatenate(chosen, 1)]
+        return moves[..., 0], moves[..., 1], moves[..., 2]
+
+    def _observe(self) -> NDArray[np.float32]:
+        """[areas, players, 27]."""
+        pitch = self._pitch
+        place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
+        goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X
+        away = [pitch.ball[:, None] - place, place[:, _MATES] - place]
+        away += [place[:, _RIVALS[:, index]] - place for index in (0, 1)]
+        away += [goals - place, -goals - place]
+        moving = [pitch.ball_velocity[:, None] + np.zeros_like(speed), speed]
+        moving += [speed[:, _MATES], speed[:, _RIVALS[:, 0]], speed[:, _RIVALS[:, 1]]]
+        seen = np.concatenate(
+            [np.stack(away, 2) / GOAL_X, np.stack(moving, 2) / MAX_BALL_SPEED], 2
+        )  # [areas, players, 11, 2] in the pitch's frame
+        cosine, sine = np.cos(heading)[..., None], np.sin(heading)[..., None]
+        turned = np.empty((*seen.shape[:2], OBSERVATION_SIZE), np.float32)
+        turned[..., 0:22:2] = seen[..., 0] * cosine + seen[..., 1] * sine
+        turned[..., 1:22:2] = seen[..., 1] * cosine - seen[..., 0] * sine
+        turned[..., 22] = cosine[..., 0] * _ATTACKS
+        turned[..., 23] = sine[..., 0] * _ATTACKS
+        facing = heading[:, _MATES] - heading
+        turned[..., 24] = np.cos(facing)
+        turned[..., 25] = np.sin(facing)
+        turned[..., 26] = self._ages[:, None] / MAX_STEPS
+        return turned
+
+    def _reports(
+        self,
+        seen: NDArray[np.float32],
+        own: NDArray[np.floating],
+        group: NDArray[np.floating],
+        ends: tuple[Ends, ...] | None,
+    ) -> tuple[BehaviorReport, ...]:
+        matches = np.repeat(self._matches, 2)
+        reports = []
+        for team, key in enumerate(self._ids):
+            side = slice(2 * team, 2 * team + 2)
+            decided = Decisions(
+                agents=self._agents[:, side].ravel(),
+                groups=self._groups[:, side].ravel(),
+                observations=(seen[:, side].reshape(-1, OBSERVATION_SIZE),),
+                rewards=own[:, side].ravel().astype(np.float32),
+                group_rewards=group[:, side].ravel().astype(np.float32),
+                matches=matches,
+            )
+            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ends[team] if ends else None))
+        return tuple(reports)
+
+    def _ends(
+        self,
+        areas: NDArray[np.int64],
+        seen: NDArray[np.float32],
+        own: NDArray[np.floating],
+        group: NDArray[np.floating],
+        won: NDArray[np.floating],
+    ) -> tuple[Ends, ...]:
+        sides = (slice(0, 2), slice(2, 4))
+        return tuple(
+            Ends(
+                agents=self._agents[areas, side].ravel(),
+                groups=self._groups[areas, side].ravel(),
+                observations=(seen[areas, side].reshape(-1, OBSERVATION_SIZE),),
+                rewards=own[areas, side].ravel().astype(np.float32),
+                group_rewards=group[areas, side].ravel().astype(np.float32),
+                interrupted=(won[areas, side] == 0).ravel(),
+                outcomes=(won[areas, side].ravel() / 2 + 0.5).astype(np.float32),
+                matches=np.repeat(self._matches[areas], 2),
+            )
+            for side in sides
+        )

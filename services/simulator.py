@@ -1,0 +1,134 @@
+"""Runs a built-in simulator or bridge as a process: `sparring simulator NAME --connect ADDRESS`.
+
+    consumes      Act, Reset (from stepping, over its socket)
+    produces      Step
+    waits for     an answer to each Step; actions are withheld while the step budget is used up
+    unblocked by  stepping
+
+It exits with 0 after a Bye from either side, with 1 and one line on stderr for any failure. Its
+last line on stdout is JSON: the steps that it counted itself, for the books.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pipeline.errors import SettingsError, SparringError
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
+from pipeline.simulation.client import run as play
+from pipeline.simulation.game import Game, GivesStatistics
+from pipeline.simulation.registry import NAMES, make, parse_options
+from pipeline.specs import BehaviorSpec
+
+
+class Slow:
+    """A game that takes longer: each step waits for a random time first.
+
+    Args:
+        game: what is played.
+        longest_s: the waits are uniform from 0 to this.
+        seed: of the waits; they do not touch the game's random source.
+        sleep: waits.
+    """
+
+    def __init__(
+        self, game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.name = game.name
+        self._game = game
+        self._longest_s = longest_s
+        self._random = np.random.default_rng(seed)
+        self._sleep = sleep
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """As the game's."""
+        return self._game.behaviors()
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """As the game's, without delay."""
+        return self._game.reset(parameters, seed)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """As the game's, later."""
+        self._sleep(self._random.uniform(0, self._longest_s))
+        return self._game.step(actions)
+
+    def statistics(self) -> Sequence[Statistic]:
+        """As the game's, where it has any."""
+        return self._game.statistics() if isinstance(self._game, GivesStatistics) else ()
+
+    def close(self) -> None:
+        """Closes the game."""
+        self._game.close()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command line of `sparring simulator`."""
+    parser.add_argument("name", choices=NAMES, help="built-in simulator or bridge")
+    parser.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT or unix:///PATH ($SPARRING_ADDRESS)")
+    parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
+    parser.add_argument("--number", type=int, metavar="K", help="number of this simulator ($SPARRING_NUMBER)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the first episodes ($SPARRING_SEED)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    parser.add_argument("--slow", type=float, default=0.0, metavar="MS", help="random delay per step, at most this")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to try to connect (60)")
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> int:
+    """Plays until either side says Bye.
+
+    Args:
+        args: as `add_arguments` declares them.
+        environ: variables for what the arguments leave out; SPARRING_CREDENTIAL has no argument,
+            because other users can read a command line. None: the process's own.
+
+    Returns:
+        The exit status.
+    """
+    variables = os.environ if environ is None else environ
+    try:
+        address = args.connect or variables.get("SPARRING_ADDRESS")
+        if not address:
+            raise SettingsError("got no address; expected --connect or $SPARRING_ADDRESS; name the trainer's address")
+        number = _number(args.number, variables, "SPARRING_NUMBER")
+        seed = _number(args.seed, variables, "SPARRING_SEED")
+        game = make(args.name, args.areas, **parse_options(args.name, args.option))
+        if args.slow:
+            game = Slow(game, args.slow / 1000, seed)
+        credential = variables.get("SPARRING_CREDENTIAL", "")
+        result = play(game, address, number=number, seed=seed, credential=credential, connect_timeout_s=args.timeout)
+    except SparringError as error:
+        sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
+        return 1
+    line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line on its own."""
+    parser = argparse.ArgumentParser(prog="sparring simulator", description="Run a built-in simulator or bridge.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def _number(given: int | None, variables: Mapping[str, str], variable: str) -> int | None:
+    text = variables.get(variable, "")
+    if given is not None or not text:
+        return given
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SettingsError(f"got {variable}={text!r}; expected a whole number; correct or unset it") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

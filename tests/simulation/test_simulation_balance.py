@@ -1,0 +1,130 @@
+"""Balance: its physics against a scalar twin, and how long policies last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from simulation_helpers import actions_for, check_report
+
+from pipeline.simulation.balance import MAX_STEPS, MAX_TILT, RADIUS, TILT_PER_STEP, Balance
+
+ID = "Balance?team=0"
+Policy = Callable[[np.ndarray], np.ndarray]
+
+
+def twin(state: list[float], action: list[float]) -> list[float]:
+    """One plate, one step, axis by axis, from the description of the game."""
+    tilt, position, velocity = state[0:2], [state[2], state[4]], [state[5], state[7]]
+    height = 0.0
+    for axis in (0, 1):
+        tilt[axis] += 0.1 * min(max(action[axis], -1.0), 1.0)
+        tilt[axis] = min(max(tilt[axis], -0.4), 0.4)
+        velocity[axis] -= 5 / 7 * 9.81 * math.sin(tilt[axis]) * 0.05
+        position[axis] += 0.05 * velocity[axis]
+        height += math.sin(tilt[axis]) * position[axis]
+    climb = (height - state[3]) / 0.05
+    return [*tilt, position[0], height, position[1], velocity[0], climb, velocity[1]]
+
+
+def test_every_step_is_that_of_the_twin() -> None:
+    """Observations, rewards, falls and interruptions of all areas, under random actions out of bounds too."""
+    game, random = Balance(4), np.random.default_rng(0)
+    (report,) = game.reset({}, 3)
+    falls = 0
+    for _ in range(300):
+        act = actions_for(report, game.behaviors()[ID])
+        act.continuous[:] = random.normal(size=(4, 2))
+        before = report.decisions.observations[0]
+        (report,) = game.step({ID: act})
+        check_report(report, dict(game.behaviors()))
+        after = [twin(row.tolist(), move.tolist()) for row, move in zip(before, act.continuous, strict=True)]
+        over = [math.hypot(row[2], row[4]) > RADIUS for row in after]
+        ended = report.ends.agents.tolist() if report.ends else []
+        assert ended == [area for area, fell in enumerate(over) if fell]
+        for row, area in enumerate(ended):
+            np.testing.assert_allclose(report.ends.observations[0][row], after[area], atol=2e-4)
+            assert (report.ends.rewards[row], report.ends.interrupted[row]) == (-1.0, False)
+        going_on = [area for area, fell in enumerate(over) if not fell]
+        now = report.decisions.observations[0][going_on]
+        np.testing.assert_allclose(now, np.array(after)[going_on].reshape(-1, 8), atol=2e-4)
+        wanted = np.where(over, 0, 0.1).astype(np.float32)
+        np.testing.assert_array_equal(report.decisions.rewards, wanted)
+        falls += len(ended)
+    assert falls > 10
+
+
+def lengths(policy: Policy, areas: int, steps: int) -> tuple[list[int], list[bool]]:
+    """Lengths and interruptions of all episodes that end within `steps`."""
+    game, ages = Balance(areas), np.zeros(areas, int)
+    (report,) = game.reset({}, 1)
+    lasted: list[int] = []
+    cut: list[bool] = []
+    for _ in range(steps):
+        act = actions_for(report, game.behaviors()[ID])
+        act.continuous[:] = policy(report.decisions.observations[0])
+        (report,) = game.step({ID: act})
+        ages += 1
+        if report.ends is not None:
+            lasted += ages[report.ends.agents].tolist()
+            cut += report.ends.interrupted.tolist()
+            assert (report.ends.rewards == np.where(report.ends.interrupted, 0.1, -1).astype(np.float32)).all()
+            ages[report.ends.agents] = 0
+    return lasted, cut
+
+
+def test_a_proportional_derivative_controller_reaches_the_time_limit() -> None:
+    """Every start can be held for 1000 decisions; the cut is an interruption."""
+
+    def controller(seen: np.ndarray) -> np.ndarray:
+        wanted = np.clip(0.15 * seen[:, [2, 4]] + 0.2 * seen[:, [5, 7]], -MAX_TILT, MAX_TILT)
+        return np.asarray((wanted - seen[:, :2]) / TILT_PER_STEP)
+
+    lasted, cut = lengths(controller, 32, MAX_STEPS)
+    assert lasted == [MAX_STEPS] * 32
+    assert all(cut)
+
+
+def test_an_untrained_policy_falls_soon() -> None:
+    """Samples of a unit Gaussian, as the trainer sends them at the start, last 20 to 60 decisions on average."""
+    random = np.random.default_rng(2)
+    lasted, cut = lengths(lambda seen: np.clip(random.normal(size=(len(seen), 2)), -3, 3) / 3, 32, 400)
+    assert 20 < np.mean(lasted) < 60
+    assert not any(cut)
+
+
+def test_the_seed_decides_everything() -> None:
+    """The same seed and actions give the same reports to the bit; a reset without seed goes on."""
+
+    def play(seed: int) -> list[bytes]:
+        game, random = Balance(5), np.random.default_rng(4)
+        (report,) = game.reset({}, seed)
+        seen = []
+        for _ in range(100):
+            (report,) = game.step({ID: actions_for(report, game.behaviors()[ID], random)})
+            seen.append(report.decisions.observations[0].tobytes())
+        (report,) = game.reset({}, None)
+        return [*seen, report.decisions.observations[0].tobytes()]
+
+    assert play(1) == play(1)
+    assert play(1)[-1] not in (play(2)[-1], Balance(5).reset({}, 1)[0].decisions.observations[0].tobytes())
+
+
+def test_reports_of_earlier_steps_are_not_changed_by_later_ones() -> None:
+    """A report may be kept: its observations are its own."""
+    game = Balance(3)
+    (first,) = game.reset({}, 0)
+    kept = first.decisions.observations[0].copy()
+    game.step({ID: actions_for(first, game.behaviors()[ID])})
+    np.testing.assert_array_equal(first.decisions.observations[0], kept)
+
+
+@pytest.mark.parametrize("areas", [1, 2])
+def test_the_height_is_where_the_plate_is_under_the_ball(areas: int) -> None:
+    """At the start too."""
+    (report,) = Balance(areas).reset({}, 0)
+    seen = report.decisions.observations[0].astype(np.float64)
+    expected = np.sin(seen[:, 0]) * seen[:, 2] + np.sin(seen[:, 1]) * seen[:, 4]
+    np.testing.assert_allclose(seen[:, 3], expected, atol=1e-6)

@@ -1,0 +1,108 @@
+"""The simulator as a process and what it loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from simulation_helpers import Trainer, act_for
+
+from pipeline.messages.simulator import Bye, Hello, Reset, Step
+from pipeline.simulation.goal import Goal
+from services.simulator import Slow, main
+
+HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
+
+
+@pytest.mark.parametrize("module", ["pipeline.simulation", "pipeline.simulation.registry", "services.simulator"])
+def test_a_simulator_loads_nothing_of_the_trainer(module: str) -> None:
+    """A fresh interpreter that imports the client kit has none of the trainer's libraries."""
+    code = f"import {module}, sys; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def script(trainer: Trainer) -> tuple[Hello, list[Step]]:
+    peer = trainer.accept()
+    hello = peer.greet(Reset())
+    steps = []
+    for _ in range(4):
+        steps.append(peer.receive(Step))
+        peer.send(act_for(steps[-1], hello))
+    steps.append(peer.receive(Step))
+    peer.send(Bye(reason="enough"))
+    return hello, steps
+
+
+def test_it_plays_until_bye_and_prints_its_count(trainer: Trainer, capsys: Any, monkeypatch: Any) -> None:
+    """Status 0, and one JSON line for the books; what the line leaves out comes from the environment."""
+    monkeypatch.setenv("SPARRING_ADDRESS", trainer.play(script))
+    monkeypatch.setenv("SPARRING_NUMBER", "3")
+    monkeypatch.setenv("SPARRING_SEED", "5")
+    monkeypatch.setenv("SPARRING_CREDENTIAL", "key")
+    assert main(["goal", "--areas", "2", "--option", "discrete=true"]) == 0
+    hello, _ = trainer.result()
+    assert (hello.number, hello.credential) == (3, "key")
+    assert hello.behaviors["Goal?team=0"].actions.discrete == (2,)
+    out = capsys.readouterr().out.splitlines()
+    assert json.loads(out[-1]) == {"simulator": "goal", "number": 3, "steps": {"Goal": 8}, "reason": "enough"}
+
+
+def test_the_seed_decides_what_it_reports(trainer: Trainer) -> None:
+    """Two processes with one seed start with the same episodes."""
+
+    def twice(trainer: Trainer) -> list[Any]:
+        return [script(trainer)[1][0].reports[0].decisions.observations[0].tolist() for _ in range(2)]
+
+    address = trainer.play(twice)
+    for _ in range(2):
+        assert main(["balance", "--areas", "3", "--connect", address, "--seed", "9"]) == 0
+    first, second = trainer.result()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["goal"], "--connect or $SPARRING_ADDRESS"),
+        (["goal", "--connect", "tcp://127.0.0.1:1", "--timeout", "0"], "start the run first"),
+        (["goal", "--connect", "nowhere"], "tcp://HOST:PORT"),
+        (["goal", "--connect", "tcp://127.0.0.1:1", "--option", "discret=1"], "did you mean 'discrete'?"),
+    ],
+)
+def test_a_failure_is_one_line_and_status_1(arguments: list[str], expected: str, capsys: Any) -> None:
+    """Nothing that a user can do wrong ends in a traceback."""
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert expected in captured.err
+
+
+def test_slow_waits_at_random_and_changes_nothing_else() -> None:
+    """The delays are within the bound, repeat with the seed, and the game's reports are the game's."""
+    delays: list[list[float]] = []
+    reports = []
+    for _ in range(2):
+        delays.append([])
+        game = Slow(Goal(areas=3), 0.02, 4, delays[-1].append)
+        (report,) = game.reset({}, 1)
+        for _ in range(5):
+            (report,) = game.step({"Goal?team=0": _still(report)})
+        reports.append(report.decisions.observations[0].tolist())
+        assert game.behaviors() == Goal(areas=3).behaviors()
+        assert game.statistics() == ()
+        game.close()
+    assert delays[0] == delays[1]
+    assert len(set(delays[0])) == 5
+    assert all(0 <= delay <= 0.02 for delay in delays[0])
+    assert reports[0] == reports[1]
+
+
+def _still(report: Any) -> Any:
+    from simulation_helpers import actions_for
+
+    return actions_for(report, Goal().behaviors()["Goal?team=0"])
