@@ -1,0 +1,104 @@
+"""What can not be true at once in one configuration although every key by itself is fine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.settings.parameters import Curriculum
+from pipeline.settings.problems import Path, did_you_mean
+
+if TYPE_CHECKING:
+    from pipeline.settings.model import Settings
+
+_BAD_IN_NAME = frozenset('/\\?*:"<>|')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conflict:
+    """One contradiction.
+
+    Attributes:
+        paths: keys that take part; the first one written is where a reader should look.
+        text: got, expected, remedy.
+    """
+
+    paths: tuple[Path, ...]
+    text: str
+
+
+class Conflicts(ValueError):
+    """All contradictions of one configuration."""
+
+    def __init__(self, found: tuple[Conflict, ...]) -> None:
+        self.found = found
+        super().__init__("\n".join(conflict.text for conflict in found))
+
+
+def conflicts(settings: Settings) -> tuple[Conflict, ...]:
+    """All contradictions in `settings`."""
+    return (*_names(settings), *_mode(settings), *_lockstep(settings), *_lessons(settings))
+
+
+def threaded(settings: Settings) -> dict[str, bool]:
+    """What behaviors say about `threaded`, those that say nothing left out."""
+    return {name: b.threaded for name, b in settings.behaviors.items() if b.threaded is not None}
+
+
+def _names(settings: Settings) -> Iterator[Conflict]:
+    for name in settings.behaviors:
+        if not name.strip() or name.startswith(".") or not name.isprintable() or _BAD_IN_NAME & set(name):
+            yield Conflict(
+                paths=(("behaviors", name),),
+                text=f"got the behavior name {name!r}; expected one that can also name a folder; "
+                "write the name alone, without '?team=N': all teams share its settings",
+            )
+
+
+def _mode(settings: Settings) -> Iterator[Conflict]:
+    said = threaded(settings)
+    paths: tuple[Path, ...] = tuple(("behaviors", name, "threaded") for name in said)
+    if len(set(said.values())) == 2:
+        yield Conflict(
+            paths=paths,
+            text=f"got threaded {_spoken(said)}; expected one value for all behaviors; "
+            "leave threaded out and write pipeline.mode: overlap (true) or lockstep (false)",
+        )
+        return
+    mode = settings.pipeline.mode
+    if mode is not None and (mode == "lockstep") in said.values():
+        yield Conflict(
+            paths=(*paths, ("pipeline", "mode")),
+            text=f"got threaded {_spoken(said)} with pipeline.mode {mode}; "
+            "expected true with overlap, false with lockstep; leave one of the two out",
+        )
+
+
+def _lockstep(settings: Settings) -> Iterator[Conflict]:
+    processes = settings.pipeline.stepping_processes
+    if settings.mode == "lockstep" and processes > 1:
+        paths: tuple[Path, ...] = tuple(("behaviors", name, "threaded") for name in threaded(settings))
+        yield Conflict(
+            paths=(("pipeline", "stepping_processes"), ("pipeline", "mode"), *paths),
+            text=f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
+            "write stepping_processes: 1, or mode: overlap",
+        )
+
+
+def _lessons(settings: Settings) -> Iterator[Conflict]:
+    for parameter, value in settings.environment_parameters.items():
+        lessons = value.curriculum if isinstance(value, Curriculum) else ()
+        for number, lesson in enumerate(lessons):
+            criteria = lesson.completion_criteria
+            if criteria is not None and criteria.behavior not in settings.behaviors:
+                place: Path = ("environment_parameters", parameter, "curriculum", number, "completion_criteria")
+                yield Conflict(
+                    paths=((*place, "behavior"),),
+                    text=f"got behavior {criteria.behavior!r}; expected one of {', '.join(settings.behaviors)}; "
+                    + (did_you_mean(criteria.behavior, settings.behaviors) or "name a behavior of this file"),
+                )
+
+
+def _spoken(said: Mapping[str, bool]) -> str:
+    return ", ".join(f"{str(value).lower()} for {name}" for name, value in said.items())

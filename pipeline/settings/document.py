@@ -1,0 +1,227 @@
+"""YAML as a tree of entries, each of which knows where it was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from pipeline.settings.problems import Path, Place, Problem, refuse
+
+MOST_BYTES: Final = 2**20
+MOST_ENTRIES: Final = 100_000
+DEEPEST: Final = 50
+LARGEST_INTEGER: Final = 2**53
+
+_TAG: Final = "tag:yaml.org,2002:"
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """A value of the document.
+
+    Attributes:
+        value: a dict or list of entries, or a scalar.
+        place: where it was written.
+        text: what it looks like in a message.
+    """
+
+    value: Any
+    place: Place
+    text: str
+
+    @property
+    def mapping(self) -> dict[str, Entry]:
+        """Its entries by key; an empty dict of no effect where it is no mapping."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def items(self) -> list[Entry]:
+        """Its entries in order; an empty list of no effect where it is no list."""
+        return self.value if isinstance(self.value, list) else []
+
+    def child(self, key: str | int) -> Entry | None:
+        """The entry at a key or index, if there is one."""
+        if isinstance(key, str):
+            return self.mapping.get(key)
+        return self.items[key] if key < len(self.items) else None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the plain scalars that people expect: 5e5 is a number, 010 is ten, 1:30 is text."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - a class attribute of the base
+
+
+for _name, _pattern, _first in (
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+    ("int", r"[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    ("merge", r"<<", "<"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def parse(text: str, file: str) -> Entry:
+    """The tree of a YAML text whose top is a mapping.
+
+    Args:
+        text: the whole file.
+        file: its name, for messages.
+
+    Raises:
+        SettingsError: no YAML, no mapping, a key twice, or more than any configuration needs.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise refuse(file, [_syntax(error, text, file)]) from None
+    except RecursionError:
+        raise refuse(file, [Problem(place=Place(file=file, line=1), text=_too_deep())]) from None
+    if not isinstance(node, yaml.MappingNode):
+        got = "an empty file" if node is None else f"{_kind(node)} at the top"
+        raise refuse(file, [Problem(place=Place(file=file, line=1), text=_not_a_mapping(got))])
+    builder = _Builder(file)
+    entry = builder.entry(node, (), node.start_mark.line + 1)
+    if builder.problems:
+        raise refuse(file, builder.problems)
+    return entry
+
+
+class _Builder:
+    """Turns nodes into entries and collects what can not be."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+        self._count = 0
+
+    def entry(self, node: yaml.Node, path: Path, line: int) -> Entry:
+        self._count += 1
+        place = Place(file=self._file, line=line, path=path)
+        if len(path) > DEEPEST or self._count > MOST_ENTRIES:
+            if self._count <= MOST_ENTRIES + 1:
+                shallow = Place(file=self._file, line=line, path=path[:3])
+                self.problems.append(Problem(place=shallow, text=_too_deep()))
+                self._count = MOST_ENTRIES + 2
+            return Entry(value=None, place=place, text="nothing")
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
+            text = f"got {_kind(node)} tagged {node.tag}; expected one without a tag; remove the tag"
+            self.problems.append(Problem(place=place, text=text))
+        if isinstance(node, yaml.MappingNode):
+            return Entry(value=self._mapping(node, path), place=place, text="a mapping")
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.entry(item, (*path, i), item.start_mark.line + 1) for i, item in enumerate(node.value)]
+            return Entry(value=items, place=place, text="a list")
+        return self._scalar(node, place)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            place = Place(file=self._file, line=line, path=path)
+            if not isinstance(key, yaml.ScalarNode):
+                self.problems.append(
+                    Problem(place=place, text=f"got {_kind(key)} as a key; expected a word; correct it")
+                )
+            elif key.tag == _TAG + "merge":
+                for source in self._merged(value, path, place):
+                    merged = {**source, **merged}
+            elif key.value in entries:
+                first = entries[key.value].place.line
+                text = f"got the key a second time, after line {first}; expected it once; delete one of the two"
+                self.problems.append(
+                    Problem(place=Place(file=self._file, line=line, path=(*path, key.value)), text=text)
+                )
+            else:
+                entries[key.value] = self.entry(value, (*path, key.value), line)
+        return {**merged, **entries}
+
+    def _merged(self, node: yaml.Node, path: Path, place: Place) -> Iterator[dict[str, Entry]]:
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(source, yaml.MappingNode):
+                yield self.entry(source, (*path, "<<"), place.line or 1).mapping
+            else:
+                text = f"got << with {_kind(source)}; expected a mapping to merge; refer to the anchor of one"
+                self.problems.append(Problem(place=place, text=text))
+
+    def _scalar(self, node: yaml.Node, place: Place) -> Entry:
+        kind = node.tag.removeprefix(_TAG)
+        text = repr(node.value) if kind == "str" else node.value or "nothing"
+        try:
+            value = _read(kind, node.value)
+        except ValueError:
+            expected = "a scalar that YAML itself defines, whole numbers up to 2^53"
+            problem = f"got {node.value!r} ({node.tag}); expected {expected}; correct the value"
+            self.problems.append(Problem(place=place, text=problem))
+            value = None
+        if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER and not _is_option(place):
+            value = int(value)  # 5.0e5 counts steps as well as 500000 does
+        return Entry(value=value, place=place, text=text)
+
+
+def _kind(node: yaml.Node) -> str:
+    return (
+        "a list"
+        if isinstance(node, yaml.SequenceNode)
+        else "a mapping"
+        if isinstance(node, yaml.MappingNode)
+        else "a scalar"
+    )
+
+
+def _read(kind: str, text: str) -> Any:
+    if kind == "str":
+        return text
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() in ("yes", "true", "on")
+    if kind == "int":
+        value = int(text, 16) if "x" in text.lower() else int(text)
+        if abs(value) > LARGEST_INTEGER:
+            raise ValueError(text)
+        return value
+    if kind == "float":
+        return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+    raise ValueError(kind)
+
+
+def _is_option(place: Place) -> bool:
+    return place.path[:1] == ("simulators",) and "options" in place.path
+
+
+def _syntax(error: yaml.YAMLError, text: str, file: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    line = mark.line + 1 if mark is not None else text.count("\n", 0, getattr(error, "position", 0)) + 1
+    got = getattr(error, "problem", None) or "characters that YAML does not allow"
+    lines = text.splitlines()
+    if line <= len(lines) and "\t" in lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]:
+        got = "a tab in the indentation"
+    return Problem(
+        place=Place(file=file, line=line),
+        text=f"got {got}; expected YAML; correct the line (indent with spaces, a space after each colon)",
+    )
+
+
+def _too_deep() -> str:
+    return (
+        f"got a document nested deeper than {DEEPEST} levels, larger than {MOST_ENTRIES} entries, or one that "
+        "contains itself; expected a configuration; remove the anchors or brackets that blow it up"
+    )
+
+
+def _not_a_mapping(got: str) -> str:
+    return (
+        f"got {got}; expected a mapping with the key behaviors; "
+        "write for example `behaviors: {Ball: {trainer_type: ppo}}`"
+    )

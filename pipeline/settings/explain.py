@@ -1,0 +1,206 @@
+"""Validation in our words: each error with its line, what was got, what was expected, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.settings.conflicts import Conflicts
+from pipeline.settings.document import Entry
+from pipeline.settings.known import homes, known_keys
+from pipeline.settings.model import Settings
+from pipeline.settings.problems import Path, Problem, did_you_mean
+
+_RANGE: Final = "write a value within that range"
+_NUMBER: Final = "write a plain one"
+
+_ADD: Final = {
+    "behaviors": "write the settings of each behavior name below it, at least `behaviors: {NAME: {}}`",
+    "demo_path": "name a demonstration file or folder",
+    "value": "write a number or a sampler",
+}
+
+# type of a pydantic error -> what was expected (a template over its context), what to do
+_EXPECTED: Final[dict[str, tuple[str, str]]] = {
+    "int_type": ("a whole number", _NUMBER),
+    "float_type": ("a number", _NUMBER),
+    "finite_number": ("a finite number", "write one"),
+    "bool_type": ("true or false", "write one of the two"),
+    "string_type": ("a text", "write a text; put it into quotes if it looks like a number"),
+    "string_too_short": ("a text that is not empty", "write it, or leave the key out"),
+    "greater_than": ("more than {gt:g}", _RANGE),
+    "greater_than_equal": ("at least {ge:g}", _RANGE),
+    "less_than": ("less than {lt:g}", _RANGE),
+    "less_than_equal": ("at most {le:g}", _RANGE),
+    "multiple_of": ("a multiple of {multiple_of:g}", "write the next one above or below"),
+    "model_type": ("a mapping of keys and values", "indent its keys below it, or leave it out for the defaults"),
+    "dict_type": ("a mapping of keys and values", "indent its keys below it, or leave it out"),
+    "tuple_type": ("a list", "write [a, b], or one `- item` a line, or leave it out"),
+    "too_short": ("at least {min_length} entry", "add one"),
+    "missing": ("a pair of numbers", "write [least, greatest]"),
+    "too_long": ("at most {max_length} entries", "remove the rest"),
+    "literal_error": ("{expected}", "write one of these"),
+    "union_tag_invalid": ("one of {expected_tags}", "write one of these"),
+    "union_tag_not_found": ("a number, or a mapping with {discriminator}", "say which sampler it is"),
+}
+
+
+def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
+    """The settings of a document, or everything that is wrong with it.
+
+    What is wrong is taken out and the rest validated again, so that one mistake does not hide
+    another. A contradiction is told only if no key that was taken out has a part in it.
+    """
+    problems: list[Problem] = []
+    removed: list[Path] = []
+    while True:
+        try:
+            settings = Settings.model_validate(_without(root, frozenset(removed)))
+        except ValidationError as error:
+            found = list(_findings(root, error))
+        else:
+            return (None if problems else settings), problems
+        problems += [finding.problem for finding in found if not finding.follows_from(removed)]
+        blamed = [path for finding in found if (path := _key_of(finding.blame)) and path not in removed]
+        if not blamed:
+            return None, problems
+        removed += blamed
+
+
+def validate_defaults(defaults: Entry) -> list[Problem]:
+    """What is wrong with `default_settings` by itself, also where every behavior says otherwise."""
+    behaviors = Entry(value={"default_settings": defaults}, place=defaults.place, text="a mapping")
+    _, problems = validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))
+    return [problem for problem in problems if problem.alone]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finding:
+    """One error of validation.
+
+    Attributes:
+        problem: how it is told.
+        blame: entry to take out so that validation can go on.
+        involves: it is no news if an entry below one of these was taken out before.
+    """
+
+    problem: Problem
+    blame: Path
+    involves: tuple[Path, ...]
+
+    def follows_from(self, removed: list[Path]) -> bool:
+        """Whether it comes from taking out what was told before."""
+        return any(path[: len(section)] == section for path in removed for section in self.involves)
+
+
+def _findings(root: Entry, error: ValidationError) -> Iterator[_Finding]:
+    details = error.errors(include_url=False)
+    for detail in details:
+        loc = detail["loc"]
+        if not any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details):
+            yield from _explained(root, detail)
+
+
+def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
+    kind, last = detail["type"], detail["loc"][-1:]
+    missing = kind == "missing" and isinstance(last[0], str)
+    entry, path = _descend(root, detail["loc"][:-1] if missing else detail["loc"])
+    if kind == "value_error":
+        yield from _refused(root, entry, path, detail["ctx"]["error"])
+    elif missing:
+        place = replace(entry.place, path=(*entry.place.path, *last))
+        text = f"got nothing; expected {last[0]}, which has no default; {_ADD.get(str(last[0]), 'write it')}"
+        problem = Problem(place=place, text=text, alone=False)
+        yield _Finding(problem=problem, blame=path, involves=((*path, *last),))
+    elif kind == "extra_forbidden":
+        yield _Finding(problem=Problem(place=entry.place, text=_unknown_key(path)), blame=path, involves=(path,))
+    elif kind == "union_tag_not_found" and (strange := _strange_keys(entry, path)):
+        for key in strange:
+            problem = Problem(place=entry.mapping[key].place, text=_unknown_key((*path, key)))
+            yield _Finding(problem=problem, blame=path, involves=(path,))
+    else:
+        yield _Finding(problem=_bad_value(entry, detail), blame=path, involves=(path,))
+
+
+def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
+    """The deepest entry on the way of `loc`, and the way to it; steps that are tags of unions are skipped."""
+    entry = root
+    path: Path = ()
+    for step in loc:
+        child = entry.child(step)
+        if child is not None:
+            entry, path = child, (*path, step)
+    return entry, path
+
+
+def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterator[_Finding]:
+    """What a validator of a key, of a model or of the whole file refused."""
+    if isinstance(error, Conflicts):
+        for conflict in error.found:
+            at = next(
+                (found for found, way in map(partial(_descend, root), conflict.paths) if way in conflict.paths), root
+            )
+            yield _Finding(problem=Problem(place=at.place, text=conflict.text), blame=(), involves=conflict.paths)
+        return
+    text = str(error)
+    keys = dict.fromkeys([*known_keys(path), *entry.mapping])
+    mentioned = {key: found.start() for key in keys if (found := re.search(rf"\b{re.escape(key)}\b", text))}
+    written = [entry.mapping[key].place for key in sorted(mentioned, key=mentioned.__getitem__) if key in entry.mapping]
+    own = (place for place in written if place.path[:1] != ("default_settings",))
+    place = next(own, written[0] if written else entry.place)
+    involves = () if len(written) == len(mentioned) else (path,)
+    problem = Problem(place=place, text=text, alone=not entry.mapping)
+    yield _Finding(problem=problem, blame=path, involves=involves)
+
+
+def _strange_keys(entry: Entry, path: Path) -> list[str]:
+    known = known_keys(path)
+    return [key for key in entry.mapping if key not in known]
+
+
+def _unknown_key(path: Path) -> str:
+    key, siblings = str(path[-1]), known_keys(path[:-1])
+    elsewhere = [home for home in homes(key) if home]
+    remedy = did_you_mean(key, siblings)
+    if elsewhere:
+        remedy = (
+            f"{remedy} ({key} belongs to {elsewhere[0]})" if remedy else f"move it: {key} belongs to {elsewhere[0]}"
+        )
+    return f"got the unknown key {key!r}; expected one of {', '.join(siblings)}; {remedy or 'remove it'}"
+
+
+def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:
+    kind, context = detail["type"], detail.get("ctx", {})
+    expected, remedy = _EXPECTED.get(kind, (detail["msg"], "see docs/configuration.md"))
+    got, place = entry.text, entry.place
+    if kind.startswith("union_tag") and (tag := entry.child(context["discriminator"].strip("'"))):
+        got, place = tag.text, tag.place
+    if kind in ("literal_error", "union_tag_invalid"):
+        choices = re.findall(r"'([^']*)'", context.get("expected_tags") or context["expected"])
+        remedy = did_you_mean(got.strip("'"), choices) or remedy
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(entry.value, str):
+        remedy = f"{remedy}, without quotes"
+    return Problem(place=place, text=f"got {got}; expected {expected.format(**context)}; {remedy}")
+
+
+def _key_of(path: Path) -> Path:
+    """The nearest key on the way back: an item can not leave its list without renumbering the others."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    return path
+
+
+def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Any:
+    """Plain data but for the keys that were removed."""
+    if isinstance(entry.value, list):
+        return tuple(_without(item, removed, (*path, i)) for i, item in enumerate(entry.items))
+    if isinstance(entry.value, dict):
+        inner = ((key, item, (*path, key)) for key, item in entry.mapping.items())
+        return {key: _without(item, removed, way) for key, item, way in inner if way not in removed}
+    return entry.value

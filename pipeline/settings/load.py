@@ -1,0 +1,110 @@
+"""A configuration file, with what the command line overrides, as one `Settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Final
+
+from pipeline.errors import SettingsError
+from pipeline.settings.document import MOST_BYTES, Entry, parse
+from pipeline.settings.explain import validate, validate_defaults
+from pipeline.settings.model import Settings
+from pipeline.settings.normal import Overrides, normalise
+from pipeline.settings.problems import Problem, refuse
+
+_OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
+_OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Valid settings and what their author may want to know.
+
+    Attributes:
+        settings: the settings.
+        notices: old names that were accepted, each with its line.
+    """
+
+    settings: Settings
+    notices: tuple[str, ...] = ()
+
+
+def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
+    """The settings in a YAML file.
+
+    Args:
+        path: of the file.
+        overrides: what the command line says instead.
+
+    Raises:
+        SettingsError: all that is wrong with the file, each with line, key, remedy.
+    """
+    return read(path, overrides).settings
+
+
+def read(path: FilePath | str, overrides: Overrides | None = None) -> Loaded:
+    """As `load`, with notices about what was accepted under an old name."""
+    file = str(path)
+    return parse_settings(_text(FilePath(path)), file, overrides)
+
+
+def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> Loaded:
+    """As `read`, from a text.
+
+    Args:
+        text: the YAML.
+        file: its name, for messages.
+        overrides: what the command line says instead.
+    """
+    root = parse(text, file)
+    if old := list(_old_formats(root)):
+        raise refuse(file, old)
+    defaults, notices = normalise(root, overrides or Overrides())
+    settings, problems = validate(root)
+    problems += validate_defaults(defaults) if defaults else []
+    if settings is None or problems:
+        raise refuse(file, problems)
+    return Loaded(settings=settings, notices=tuple(map(str, notices)))
+
+
+def _text(path: FilePath) -> str:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise SettingsError(f"got {path}, more than {MOST_BYTES} bytes; expected a configuration; check the path")
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(f"got {path}: {reason}; expected a configuration file; check the path") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"got {path} with {error.reason}; expected text in UTF-8; save it as that") from None
+
+
+def _old_formats(root: Entry) -> Iterator[Problem]:
+    """What only formats before ML-Agents 1.0, or a forgotten `behaviors:`, would hold."""
+    top = root.mapping
+    if "default" in top:
+        yield Problem(
+            place=top["default"].place,
+            text="got `default:` at the top, a format before ML-Agents 1.0; expected behaviors and default_settings; "
+            "indent each trainer below `behaviors:` and its hyperparameters and network_settings below those keys, "
+            "and call the defaults default_settings (ML-Agents' docs/Migrating.md shows how)",
+        )
+    for name, entry in top.items():
+        if name in _OLD_SECTIONS:
+            yield Problem(
+                place=entry.place,
+                text=f"got the section {name!r} of an older format; expected {_OLD_SECTIONS[name]}; "
+                "rewrite it as docs/configuration.md shows",
+            )
+        elif (
+            "behaviors" not in top and name not in ("default", "default_settings") and _OLD_KEYS & entry.mapping.keys()
+        ):
+            yield Problem(
+                place=entry.place,
+                text=f"got the trainer {name!r} at the top of the file; expected it below behaviors; "
+                "write `behaviors:` above it and indent it",
+            )

@@ -1,0 +1,73 @@
+"""All settings of a run: what `load` returns and every service is started with."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipeline.coordination.settings import Mode
+from pipeline.settings.behavior import BehaviorSettings
+from pipeline.settings.conflicts import Conflicts, conflicts, threaded
+from pipeline.settings.environment import CheckpointSettings, EngineSettings, EnvironmentSettings, TorchSettings
+from pipeline.settings.parameters import EnvironmentParameter
+from pipeline.settings.pipeline import PipelineSettings
+from pipeline.settings.simulators import SimulatorSettings
+
+
+class Settings(BaseModel):
+    """A whole configuration file, its `default_settings` merged under each behavior.
+
+    Attributes:
+        behaviors: settings of each behavior name.
+        env_settings: ML-Agents' section; `seed` is the run's.
+        engine_settings: ML-Agents' section.
+        environment_parameters: numbers, samplers and curricula by parameter name.
+        checkpoint_settings: ML-Agents' section.
+        torch_settings: ML-Agents' section.
+        debug: log more.
+        simulators: what to launch; empty waits for simulators to dial in.
+        pipeline: how the services work together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    behaviors: dict[str, BehaviorSettings] = Field(min_length=1)
+    env_settings: EnvironmentSettings = EnvironmentSettings()
+    engine_settings: EngineSettings = EngineSettings()
+    environment_parameters: dict[str, EnvironmentParameter] = {}
+    checkpoint_settings: CheckpointSettings = CheckpointSettings()
+    torch_settings: TorchSettings = TorchSettings()
+    debug: bool = False
+    simulators: tuple[SimulatorSettings, ...] = ()
+    pipeline: PipelineSettings = PipelineSettings()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Settings:
+        if found := conflicts(self):
+            raise Conflicts(found)
+        return self
+
+    @property
+    def mode(self) -> Mode:
+        """`pipeline.mode` if written, else what `threaded` of the behaviors says, else `overlap`."""
+        if self.pipeline.mode is not None:
+            return self.pipeline.mode
+        return "lockstep" if False in threaded(self).values() else "overlap"
+
+    @property
+    def overlap(self) -> int:
+        """How many buffers are collected while one trains: 1 for overlap, 0 for lockstep."""
+        return 1 if self.mode == "overlap" else 0
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run, -1 to draw one at the start."""
+        return self.env_settings.seed
+
+    @property
+    def reset_parameters(self) -> dict[str, float]:
+        """The environment parameters that are plain numbers, as a Reset carries them."""
+        return {name: value for name, value in self.environment_parameters.items() if isinstance(value, float)}
+
+    def budget(self, name: str) -> int:
+        """Most steps of behavior `name` in flight: (1 + overlap) x `buffer_size`."""
+        return (1 + self.overlap) * self.behaviors[name].hyperparameters.buffer_size

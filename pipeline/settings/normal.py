@@ -1,0 +1,126 @@
+"""Brings a document into the one form that the models know, and every entry keeps its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pipeline.settings.document import Entry
+from pipeline.settings.problems import Place, Problem
+
+COMMAND_LINE: Final = "command line"
+_OLD_RATIO: Final = "play_against_current_self_ratio"
+_RATIO: Final = "play_against_latest_model_ratio"
+_LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overrides:
+    """What a command line says instead of the file; None leaves the file's word.
+
+    Attributes:
+        max_steps: of every behavior.
+        seed: of the run.
+        run_id: name of the run.
+        results_dir: folder that holds the runs.
+        resume: go on with the run of this id.
+        force: replace the run of this id.
+        inference: act without learning.
+    """
+
+    max_steps: int | None = None
+    seed: int | None = None
+    run_id: str | None = None
+    results_dir: str | None = None
+    resume: bool | None = None
+    force: bool | None = None
+    inference: bool | None = None
+
+
+def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Problem]]:
+    """Changes a document in place: old names, merged defaults, named lessons, overrides.
+
+    Returns:
+        The `default_settings`, taken out, and notices of old names that were accepted.
+    """
+    top = root.mapping
+    for name in [name for name, entry in top.items() if entry.value is None]:
+        del top[name]  # a section whose lines are all commented out
+    defaults = top.pop("default_settings", None)
+    behaviors = _section(top, "behaviors")
+    notices = [notice for entry in (defaults, *behaviors.values()) if entry for notice in _old_names(entry)]
+    notices += _old_resume(_section(top, "checkpoint_settings"))
+    for name, behavior in behaviors.items():
+        own = replace(behavior, value={}) if behavior.value is None else behavior
+        behaviors[name] = own if defaults is None else _merged(defaults, own)
+    for parameter in _section(top, "environment_parameters").values():
+        _name_lessons(parameter)
+    _override(root, overrides)
+    return defaults, notices
+
+
+def _section(top: dict[str, Entry], name: str) -> dict[str, Entry]:
+    return top[name].mapping if name in top else {}
+
+
+def _old_names(behavior: Entry) -> Iterator[Problem]:
+    """Renames what has another name now; says so, and what of the rest is an old name."""
+    self_play = _section(behavior.mapping, "self_play")
+    if _OLD_RATIO in self_play and _RATIO not in self_play:
+        old = self_play[_RATIO] = self_play.pop(_OLD_RATIO)
+        yield Problem(place=old.place, text=f"accepted as the old name of {_RATIO}")
+    for signal in _section(behavior.mapping, "reward_signals").values():
+        if (size := signal.child("encoding_size")) is not None:
+            yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
+
+
+def _old_resume(checkpoints: dict[str, Entry]) -> Iterator[Problem]:
+    if "load_model" in checkpoints and "resume" not in checkpoints:
+        old = checkpoints["resume"] = checkpoints.pop("load_model")
+        yield Problem(place=old.place, text="accepted as the old name of resume")
+
+
+def _merged(defaults: Entry, own: Entry) -> Entry:
+    """`own` with what only `defaults` say, mapping by mapping."""
+    if not isinstance(defaults.value, dict) or not isinstance(own.value, dict):
+        return own
+    both = {
+        key: _merged(defaults.value[key], entry) if key in defaults.value else entry for key, entry in own.value.items()
+    }
+    return replace(own, value={**defaults.value, **both})
+
+
+def _name_lessons(parameter: Entry) -> None:
+    """Rewrites a lesson `NAME: {...}` as `{name: NAME, ...}`."""
+    curriculum = parameter.child("curriculum")
+    lessons = curriculum.items if curriculum else []
+    for number, lesson in enumerate(lessons):
+        name, body = next(iter(lesson.mapping.items()), ("", lesson))
+        if len(lesson.mapping) == 1 and name not in _LESSON_KEYS and isinstance(body.value, dict):
+            named = Entry(value=name, place=body.place, text=repr(name))
+            lessons[number] = replace(body, value={"name": named, **body.value})
+
+
+def _override(root: Entry, overrides: Overrides) -> None:
+    for behavior in _section(root.mapping, "behaviors").values():
+        _set(behavior, "max_steps", "--max-steps", overrides.max_steps)
+    _set_in(root, "env_settings", "seed", "--seed", overrides.seed)
+    _set_in(root, "checkpoint_settings", "run_id", "--run-id", overrides.run_id)
+    _set_in(root, "checkpoint_settings", "results_dir", "--results-dir", overrides.results_dir)
+    resume, force = overrides.resume, overrides.force
+    _set_in(root, "checkpoint_settings", "resume", "--resume", False if force and resume is None else resume)
+    _set_in(root, "checkpoint_settings", "force", "--force", False if resume and force is None else force)
+    _set_in(root, "checkpoint_settings", "inference", "--inference", overrides.inference)
+
+
+def _set_in(root: Entry, section: str, key: str, option: str, value: Any) -> None:
+    if value is not None:
+        place = Place(file=COMMAND_LINE, line=None, path=(option,))
+        _set(root.mapping.setdefault(section, Entry(value={}, place=place, text="a mapping")), key, option, value)
+
+
+def _set(entry: Entry, key: str, option: str, value: Any) -> None:
+    if value is not None:
+        place = Place(file=COMMAND_LINE, line=None, path=(option,))
+        entry.mapping[key] = Entry(value=value, place=place, text=repr(value))

@@ -1,0 +1,172 @@
+"""Environment parameters: numbers, samplers, and curricula of lessons, in ML-Agents' words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class UniformParameters(_Model):
+    """A range with equal density.
+
+    Attributes:
+        min_value: least value.
+        max_value: greatest value.
+    """
+
+    min_value: float = 0.0
+    max_value: float = 1.0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> UniformParameters:
+        if self.min_value > self.max_value:
+            raise ValueError(
+                f"got min_value {self.min_value:g} above max_value {self.max_value:g}; "
+                "expected min_value <= max_value; exchange them"
+            )
+        return self
+
+
+class GaussianParameters(_Model):
+    """A normal distribution.
+
+    Attributes:
+        mean: its mean.
+        st_dev: its standard deviation.
+    """
+
+    mean: float = 1.0
+    st_dev: float = Field(default=1.0, ge=0)
+
+
+class MultiRangeUniformParameters(_Model):
+    """Several ranges, drawn from in proportion to their widths.
+
+    Attributes:
+        intervals: pairs of least and greatest value.
+    """
+
+    intervals: tuple[tuple[float, float], ...] = Field(default=((1.0, 1.0),), min_length=1)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> MultiRangeUniformParameters:
+        for low, high in self.intervals:
+            if low > high:
+                raise ValueError(
+                    f"got the interval [{low:g}, {high:g}] in intervals; "
+                    "expected its least value first; exchange the two"
+                )
+        return self
+
+
+class UniformSampler(_Model):
+    """Draws from one range."""
+
+    sampler_type: Literal["uniform"]
+    sampler_parameters: UniformParameters = UniformParameters()
+
+
+class GaussianSampler(_Model):
+    """Draws from a normal distribution."""
+
+    sampler_type: Literal["gaussian"]
+    sampler_parameters: GaussianParameters = GaussianParameters()
+
+
+class MultiRangeUniformSampler(_Model):
+    """Draws from several ranges."""
+
+    sampler_type: Literal["multirangeuniform"]
+    sampler_parameters: MultiRangeUniformParameters = MultiRangeUniformParameters()
+
+
+Sampler = Annotated[UniformSampler | GaussianSampler | MultiRangeUniformSampler, Field(discriminator="sampler_type")]
+
+
+def _lesson_kind(value: Any) -> str:
+    return "sampler" if isinstance(value, dict | BaseModel) else "number"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Curriculum) or (isinstance(value, dict) and "curriculum" in value):
+        return "curriculum"
+    return _lesson_kind(value)
+
+
+LessonValue = Annotated[
+    Annotated[float, Tag("number")] | Annotated[Sampler, Tag("sampler")],
+    Discriminator(_lesson_kind),
+]
+
+
+class CompletionCriteria(_Model):
+    """When a lesson is done.
+
+    Attributes:
+        measure: `reward`: mean return of recent episodes; `progress`: share of `max_steps` done.
+        behavior: whose.
+        signal_smoothing: average the measure with its last value.
+        min_lesson_length: episodes before the lesson may end.
+        threshold: the lesson is done above it.
+        require_reset: all agents start new episodes with the next lesson.
+    """
+
+    measure: Literal["reward", "progress"] = "reward"
+    behavior: str
+    signal_smoothing: bool = True
+    min_lesson_length: int = Field(default=0, ge=0)
+    threshold: float = 0.0
+    require_reset: bool = False
+
+    @model_validator(mode="after")
+    def _share(self) -> CompletionCriteria:
+        if self.measure == "progress" and not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"got threshold {self.threshold:g} for progress; expected 0 to 1; write the share of max_steps"
+            )
+        return self
+
+
+class Lesson(_Model):
+    """One lesson of a curriculum.
+
+    Attributes:
+        name: for logs.
+        completion_criteria: when it is done; None for the last lesson.
+        value: of the parameter in it: a number or a sampler.
+    """
+
+    name: str = Field(min_length=1)
+    completion_criteria: CompletionCriteria | None = None
+    value: LessonValue
+
+
+class Curriculum(_Model):
+    """Lessons, one after the other.
+
+    Attributes:
+        curriculum: the lessons.
+    """
+
+    curriculum: tuple[Lesson, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _leads_to_the_end(self) -> Curriculum:
+        for lesson in self.curriculum[:-1]:
+            if lesson.completion_criteria is None:
+                raise ValueError(
+                    f"got no completion_criteria for lesson {lesson.name!r}; expected them for all but the last "
+                    "lesson; say when it is done"
+                )
+        return self
+
+
+EnvironmentParameter = Annotated[
+    Annotated[float, Tag("number")] | Annotated[Sampler, Tag("sampler")] | Annotated[Curriculum, Tag("curriculum")],
+    Discriminator(_kind),
+]

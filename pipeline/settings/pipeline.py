@@ -1,0 +1,78 @@
+"""How the services of a run work together: the `pipeline` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.coordination.settings import CoordinationSettings
+from pipeline.stepping.settings import SteppingSettings
+
+TransportName = Literal["auto", "ipc", "tcp"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CapacitySettings(_Model):
+    """Most messages in each kind of queue, from all senders together.
+
+    Attributes:
+        step_batches: stepping to assembly.
+        segments: assembly to coordination, and coordination to each learner.
+    """
+
+    step_batches: int = Field(default=64, ge=2)
+    segments: int = Field(default=64, ge=2)
+
+
+class RestartSettings(_Model):
+    """How often a service may fail before the run stops.
+
+    Attributes:
+        budget: restarts of one service within `period_s`.
+        period_s: seconds in which they are counted.
+        backoff_s: seconds before the first restart; doubled for each further one.
+        backoff_max_s: most seconds before a restart.
+    """
+
+    budget: int = Field(default=10, ge=0)
+    period_s: float = Field(default=600.0, gt=0)
+    backoff_s: float = Field(default=0.5, ge=0)
+    backoff_max_s: float = Field(default=30.0, ge=0)
+
+
+class ThreadSettings(_Model):
+    """Torch threads within one process.
+
+    Attributes:
+        learning: of each learner.
+        stepping: of each stepping process.
+    """
+
+    learning: int = Field(default=1, ge=1)
+    stepping: int = Field(default=1, ge=1)
+
+
+class PipelineSettings(SteppingSettings, CoordinationSettings):
+    """The `pipeline` section: the keys of stepping and coordination, and those of the services.
+
+    Attributes:
+        transport: between services: Unix sockets (`ipc`), loopback (`tcp`), or what the platform has.
+        recovery_interval: seconds between a learner's recovery checkpoints.
+        capacities: of the queues.
+        stall_timeout_s: seconds without progress after which a service is reported as stalled.
+        restarts: of services that failed.
+        torch_threads: in each process.
+        stop_timeout_s: seconds a service has to stop in order.
+    """
+
+    transport: TransportName = "auto"
+    recovery_interval: float = Field(default=30.0, gt=0)
+    capacities: CapacitySettings = CapacitySettings()
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    restarts: RestartSettings = RestartSettings()
+    torch_threads: ThreadSettings = ThreadSettings()
+    stop_timeout_s: float = Field(default=20.0, gt=0)

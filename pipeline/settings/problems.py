@@ -1,0 +1,69 @@
+"""What is wrong with a configuration, each with its place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.errors import SettingsError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where something was written.
+
+    Attributes:
+        file: path of the file, or `command line`.
+        line: counted from 1; None on a command line.
+        path: keys and list indices that lead there.
+    """
+
+    file: str
+    line: int | None
+    path: Path = ()
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {dotted(self.path)}" if self.path else where
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing to correct.
+
+    Attributes:
+        place: where.
+        text: what was got, what was expected, what to do.
+        alone: the key is wrong by itself, whatever else is or is not written.
+    """
+
+    place: Place
+    text: str
+    alone: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+def refuse(file: str, problems: Iterable[Problem]) -> SettingsError:
+    """One error that tells all `problems`, each once, in the order of the lines."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place.line or 0)
+    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+    return SettingsError("\n".join([f"{count} in {file}", *map(str, ordered)]))
+
+
+def dotted(path: Path) -> str:
+    """A path as it is spoken of: `behaviors.Ball.max_steps`, `simulators[0].count`."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return text.removeprefix(".")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A question with the nearest of the `known` words, or None where none is near."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]}?" if nearest else None

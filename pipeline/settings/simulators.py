@@ -1,0 +1,115 @@
+"""What the supervisor launches: built-in simulators, bridges and foreign commands."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from pipeline.settings.problems import did_you_mean
+from pipeline.simulation.registry import NAMES, option_types
+
+Option = bool | int | float | str
+
+PLACEHOLDERS: Final = ("address", "number", "seed")
+_SPOKEN: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+class SimulatorSettings(BaseModel):
+    """One entry of `simulators`: either a `name` or a `command`.
+
+    Attributes:
+        name: of a built-in simulator or bridge, as in `sparring simulator NAME`.
+        command: program and arguments of a foreign simulator; {address}, {number} and {seed} in
+            an argument are replaced by where to connect, its number in the run and its seed.
+        count: how many such processes.
+        areas: copies of the environment in each process; for a `name` only.
+        options: further options of the built-in simulator or bridge; for a `name` only.
+        seed: of the first process, the next ones count up; None derives it from the run's seed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: str | None = None
+    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    count: int = Field(default=1, ge=1)
+    areas: int = Field(default=1, ge=1)
+    options: dict[str, Option] = {}
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+
+    @field_validator("name")
+    @classmethod
+    def _built_in(cls, name: str | None) -> str | None:
+        if name is not None and name not in NAMES:
+            remedy = did_you_mean(name, NAMES) or "give the command of a simulator that is not built in"
+            raise ValueError(f"got {name!r}; expected one of {', '.join(NAMES)}; {remedy}")
+        return name
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _scalars(cls, options: object) -> object:
+        for key, value in options.items() if isinstance(options, dict) else ():
+            if not isinstance(value, bool | int | float | str):
+                raise ValueError(  # noqa: TRY004 - a TypeError would pass through pydantic
+                    f"got {'nothing' if value is None else 'a list or mapping'} for the option {key}; "
+                    "expected true, false, a number or a text; write one such value"
+                )
+        return options
+
+    @field_validator("options")
+    @classmethod
+    def _known_options(cls, options: dict[str, Option], info: ValidationInfo) -> dict[str, Option]:
+        name = info.data.get("name")
+        known, free = option_types(name) if name is not None else ({}, True)
+        for key, value in options.items():
+            wanted = known.get(key, ())
+            if not free and key not in known:
+                raise ValueError(
+                    f"got the unknown option {key!r} of {name}; expected one of {', '.join(known) or 'none'}; "
+                    + (did_you_mean(key, known) or "remove it")
+                )
+            if wanted and type(value) not in (*wanted, *((int,) if float in wanted else ())):
+                raise ValueError(
+                    f"got {value!r} for the option {key} of {name}; "
+                    f"expected {' or '.join(_SPOKEN[kind] for kind in wanted)}; correct the value"
+                )
+        return options
+
+    @field_validator("command")
+    @classmethod
+    def _known_placeholders(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for argument in command or ():
+            for word in re.findall(r"\{(\w+)\}", argument):
+                if word not in PLACEHOLDERS:
+                    raise ValueError(
+                        f"got {{{word}}} in {argument!r}; "
+                        "expected only {address}, {number} and {seed} in braces; correct the placeholder"
+                    )
+        return command
+
+    @model_validator(mode="after")
+    def _one_way_to_start(self) -> SimulatorSettings:
+        if (self.name is None) == (self.command is None):
+            got = "neither name nor command" if self.name is None else "name and command together"
+            raise ValueError(
+                f"got {got}; expected one of them; name a built-in simulator, or give the command of a foreign one"
+            )
+        if self.command is not None and (self.areas != 1 or self.options):
+            raise ValueError(
+                "got areas or options beside a command; expected them at a built-in simulator only; "
+                "write them as arguments of the command"
+            )
+        return self
+
+    def arguments(self, *, address: str, number: int, seed: int) -> list[str]:
+        """`command` with its placeholders filled in; empty where a `name` is given.
+
+        Args:
+            address: where the simulator connects.
+            number: of this process in the run, from 0.
+            seed: for its random source.
+        """
+        values = {"{address}": address, "{number}": str(number), "{seed}": str(seed)}
+        pattern = re.compile("|".join(map(re.escape, values)))
+        return [pattern.sub(lambda found: values[found[0]], argument) for argument in self.command or ()]

@@ -1,0 +1,58 @@
+"""What can be written in a configuration and not be run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.settings.behavior import BehaviorSettings
+from pipeline.settings.model import Settings
+
+
+def unsupported(settings: Settings) -> list[str]:
+    """What this version can not train, one line for each; empty if it can train all of it."""
+    lines = [f"behaviors.{name}.{what}" for name, b in settings.behaviors.items() for what in _of_behavior(b)]
+    lines += [
+        f"environment_parameters.{name}: samplers and curricula"
+        for name, value in settings.environment_parameters.items()
+        if not isinstance(value, float)
+    ]
+    if settings.env_settings.env_path is not None:
+        lines.append("env_settings.env_path: Unity players; list a command under simulators")
+    if settings.checkpoint_settings.initialize_from is not None:
+        lines.append("checkpoint_settings.initialize_from: weights of another run")
+    return lines
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """What was written and changes nothing here, one line for each."""
+    lines = []
+    if settings.engine_settings.model_fields_set:
+        lines.append("engine_settings: belong to Unity players")
+    if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
+        lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
+    for name, behavior in settings.behaviors.items():
+        parameters = behavior.hyperparameters
+        if behavior.time_horizon > parameters.buffer_size:
+            lines.append(
+                f"behaviors.{name}.time_horizon {behavior.time_horizon}: "
+                f"segments are cut when buffer_size {parameters.buffer_size} is reached"
+            )
+    return lines
+
+
+def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
+    if behavior.trainer_type == "poca":
+        yield "trainer_type: poca"
+    if behavior.self_play is not None:
+        yield "self_play: ghosts"
+    if behavior.behavioral_cloning is not None:
+        yield "behavioral_cloning: imitation of demonstrations"
+    if behavior.hyperparameters.shared_critic:
+        yield "hyperparameters.shared_critic: one body for actor and critic"
+    if behavior.network_settings.memory is not None:
+        yield "network_settings.memory: recurrent networks"
+    if behavior.init_path is not None:
+        yield "init_path: weights of another run"
+    for name in behavior.reward_signals.named():
+        if name != "extrinsic":
+            yield f"reward_signals.{name}: reward signals other than extrinsic"

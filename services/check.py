@@ -1,0 +1,86 @@
+"""Says what a configuration would run, or all that is wrong with it: `sparring check CONFIG`.
+
+consumes      a YAML file
+produces      a summary, or one line for each problem
+waits for     nothing
+unblocked by  nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from pipeline.errors import SettingsError
+from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, read, unsupported, without_effect
+
+_MODES = {
+    "overlap": "one buffer is collected while the last one trains",
+    "lockstep": "collecting and training take turns; the same seed gives the same weights",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command line of `sparring check`."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks a file.
+
+    Args:
+        args: as `add_arguments` declares them.
+
+    Returns:
+        0 if the file is valid, also where it asks for what this version does not train; else 1.
+    """
+    try:
+        loaded = read(args.config)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    lines = [*summary(loaded.settings), *(f"notice: {notice}" for notice in loaded.notices)]
+    sys.stdout.write("\n".join([f"{args.config}: {_verdict(loaded.settings)}", *lines]) + "\n")
+    return 0
+
+
+def summary(settings: Settings) -> Iterator[str]:
+    """What would run, line by line."""
+    yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
+    for name, behavior in settings.behaviors.items():
+        yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
+    for simulator in settings.simulators:
+        yield f"simulator: {_simulator(simulator)}"
+    if not settings.simulators:
+        yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
+    for line in without_effect(settings):
+        yield f"without effect: {line}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line on its own."""
+    parser = argparse.ArgumentParser(prog="sparring check", description="Check a configuration.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def _verdict(settings: Settings) -> str:
+    missing = unsupported(settings)
+    return "\n  ".join(["valid; not trained by this version:", *missing]) if missing else "valid"
+
+
+def _behavior(behavior: BehaviorSettings) -> str:
+    parameters = behavior.hyperparameters
+    return (
+        f"{behavior.trainer_type}, {behavior.max_steps:,} steps, updates of {parameters.buffer_size:,} steps "
+        f"in {parameters.num_epoch} x minibatches of {parameters.batch_size:,}"
+    )
+
+
+def _simulator(simulator: SimulatorSettings) -> str:
+    if simulator.command is not None:
+        return f"{simulator.count} x {' '.join(simulator.command)}"
+    options = "".join(f", {key} {value}" for key, value in simulator.options.items())
+    areas = "1 area" if simulator.areas == 1 else f"{simulator.areas} areas"
+    return f"{simulator.count} x {simulator.name} with {areas}{options}"

@@ -1,0 +1,223 @@
+"""Configurations that several tests read."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from pipeline.errors import SettingsError
+from pipeline.settings import Loaded, Overrides, parse_settings
+
+NAME = "run.yaml"
+
+EVERY_KEY = """\
+default_settings:
+  time_horizon: 96
+behaviors:
+  Ball:
+    trainer_type: ppo
+    hyperparameters:
+      batch_size: 64
+      buffer_size: 12000
+      learning_rate: 5.0e-4
+      beta: 1.0e-3
+      epsilon: 0.25
+      lambd: 0.99
+      num_epoch: 4
+      shared_critic: true
+      learning_rate_schedule: constant
+      beta_schedule: linear
+      epsilon_schedule: constant
+      clip_value_loss: true
+    network_settings:
+      normalize: true
+      hidden_units: 256
+      num_layers: 3
+      vis_encode_type: resnet
+      memory:
+        sequence_length: 32
+        memory_size: 64
+      goal_conditioning_type: none
+      deterministic: true
+    reward_signals:
+      extrinsic:
+        gamma: 0.9
+        strength: 2.0
+      gail:
+        gamma: 0.8
+        strength: 0.01
+        network_settings:
+          normalize: true
+          hidden_units: 32
+          num_layers: 1
+          vis_encode_type: simple
+          memory:
+            sequence_length: 16
+            memory_size: 32
+          goal_conditioning_type: hyper
+          deterministic: false
+        learning_rate: 1.0e-3
+        encoding_size: 128
+        demo_path: demos/expert.demo
+        use_actions: true
+        use_vail: true
+      curiosity:
+        gamma: 0.7
+        strength: 0.02
+        network_settings:
+          hidden_units: 64
+        learning_rate: 2.0e-3
+        encoding_size: 256
+      rnd:
+        gamma: 0.6
+        strength: 0.03
+        network_settings:
+          num_layers: 1
+        learning_rate: 4.0e-3
+        encoding_size: 512
+    behavioral_cloning:
+      demo_path: demos/expert.demo
+      steps: 150000
+      strength: 0.5
+      samples_per_update: 512
+      num_epoch: 2
+      batch_size: 128
+    init_path: results/earlier/Ball
+    keep_checkpoints: 7
+    checkpoint_interval: 20000
+    even_checkpoints: true
+    max_steps: 4.0e5
+    time_horizon: 128
+    summary_freq: 12000
+    threaded: true
+    self_play:
+      save_steps: 50000
+      team_change: 200000
+      swap_steps: 1000
+      window: 12
+      play_against_latest_model_ratio: 0.4
+      initial_elo: 1300.0
+env_settings:
+  env_path: builds/ball.x86_64
+  env_args:
+    - --quality
+  base_port: 5006
+  num_envs: 2
+  num_areas: 3
+  seed: 7
+  timeout_wait: 30
+  max_lifetime_restarts: 5
+  restarts_rate_limit_n: 2
+  restarts_rate_limit_period_s: 90
+engine_settings:
+  width: 100
+  height: 200
+  quality_level: 3
+  time_scale: 10.0
+  target_frame_rate: 60
+  capture_frame_rate: 30
+  no_graphics: true
+environment_parameters:
+  mass: 2.5
+  gravity:
+    sampler_type: uniform
+    sampler_parameters:
+      min_value: 8.0
+      max_value: 11.0
+  wind:
+    sampler_type: gaussian
+    sampler_parameters:
+      mean: 0.5
+      st_dev: 0.25
+  size:
+    sampler_type: multirangeuniform
+    sampler_parameters:
+      intervals:
+        - [0.5, 1.0]
+        - [2.0, 3.0]
+  wall:
+    curriculum:
+      - name: low
+        completion_criteria:
+          measure: progress
+          behavior: Ball
+          signal_smoothing: false
+          min_lesson_length: 100
+          threshold: 0.3
+          require_reset: true
+        value: 1.5
+      - name: high
+        value:
+          sampler_type: uniform
+          sampler_parameters:
+            min_value: 4.0
+            max_value: 7.0
+checkpoint_settings:
+  run_id: first
+  initialize_from: earlier
+  load_model: false
+  resume: false
+  force: true
+  train_model: true
+  inference: true
+  results_dir: runs
+torch_settings:
+  device: cpu
+debug: true
+simulators:
+  - name: goal
+    count: 2
+    areas: 12
+    options:
+      discrete: true
+    seed: 3
+  - command:
+      - ./game
+      - "{address}"
+    count: 3
+pipeline:
+  mode: overlap
+  max_policy_lag: 4
+  address: tcp://127.0.0.1:5005
+  stepping_processes: 2
+  max_agents: 1000
+  heartbeat_s: 2.0
+  simulator_timeout_s: 20.0
+  transport: tcp
+  recovery_interval: 15.0
+  capacities:
+    step_batches: 32
+    segments: 16
+  stall_timeout_s: 100.0
+  restarts:
+    budget: 3
+    period_s: 60.0
+    backoff_s: 0.25
+    backoff_max_s: 5.0
+  torch_threads:
+    learning: 2
+    stepping: 3
+  stop_timeout_s: 10.0
+"""
+
+
+def loaded(text: str, overrides: Overrides | None = None) -> Loaded:
+    """What an indented text holds."""
+    return parse_settings(textwrap.dedent(text), NAME, overrides)
+
+
+def problems(text: str, overrides: Overrides | None = None) -> Sequence[str]:
+    """The lines of the refusal of an indented text, the count aside."""
+    try:
+        accepted = loaded(text, overrides)
+    except SettingsError as error:
+        head, *lines = str(error).splitlines()
+        assert head == f"{len(lines)} problem{'s' * (len(lines) > 1)} in {NAME}"
+        return lines
+    raise AssertionError(f"accepted: {accepted}")
+
+
+def only_problem(text: str, overrides: Overrides | None = None) -> str:
+    """The one line of a refusal."""
+    (line,) = problems(text, overrides)
+    return line

@@ -1,0 +1,115 @@
+"""The configurations that are shipped, and ones as ML-Agents ships them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from settings_texts import loaded
+
+from pipeline.settings import load, read, unsupported
+from pipeline.simulation.registry import make
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_configuration_is_valid_and_can_be_trained(path: Path) -> None:
+    result = read(path)
+    assert result.notices == ()
+    assert unsupported(result.settings) == []
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_configuration_names_the_behaviors_of_its_simulators(path: Path) -> None:
+    settings = load(path)
+    for simulator in settings.simulators:
+        assert simulator.name is not None
+        game = make(simulator.name, simulator.areas, **simulator.options)
+        assert {behavior.partition("?")[0] for behavior in game.behaviors()} == set(settings.behaviors)
+        game.close()
+
+
+def test_the_demo_and_the_bars_have_a_configuration_each() -> None:
+    assert [path.stem for path in CONFIGS] == ["balance", "cartpole", "goal", "soccer", "spread"]
+
+
+TRAINER = """
+    {name}:
+      trainer_type: poca
+      hyperparameters: {{batch_size: 512, buffer_size: 4096, learning_rate: 0.0003, learning_rate_schedule: constant}}
+      network_settings: {{normalize: false, hidden_units: 64, num_layers: 2, vis_encode_type: simple}}
+      reward_signals: {{extrinsic: {{gamma: 0.99, strength: 1.0}}}}
+      keep_checkpoints: 5
+      max_steps: 30000000
+      time_horizon: 1000
+      summary_freq: 10000
+      self_play: {{save_steps: 50000, team_change: 200000, swap_steps: {swap}, window: 10,
+                  play_against_latest_model_ratio: 0.5, initial_elo: 1200.0}}
+"""
+
+
+def test_an_asymmetric_self_play_file_of_ml_agents_is_valid() -> None:
+    text = "behaviors:" + TRAINER.format(name="Keeper", swap=1000) + TRAINER.format(name="Attacker", swap=4000)
+    settings = loaded(text).settings
+    ghosts = [behavior.self_play for behavior in settings.behaviors.values()]
+    assert [ghost.swap_steps for ghost in ghosts if ghost] == [1000, 4000]
+    assert settings.overlap == 1
+
+
+def test_a_symmetric_self_play_file_of_ml_agents_that_is_not_threaded_is_lockstep() -> None:
+    text = "behaviors:" + TRAINER.format(name="Player", swap=2000) + "      threaded: false\n"
+    assert loaded(text).settings.overlap == 0
+
+
+def test_an_imitation_file_of_ml_agents_is_valid() -> None:
+    behavior = loaded(
+        """
+        behaviors:
+          Tower:
+            trainer_type: ppo
+            max_steps: 1.0e7
+            hyperparameters: {batch_size: 128, buffer_size: 2048, beta: 0.01}
+            reward_signals:
+              extrinsic: {strength: 1.0, gamma: 0.99}
+              curiosity: {strength: 0.02, gamma: 0.99, encoding_size: 256}
+              gail: {strength: 0.01, gamma: 0.99, encoding_size: 128, demo_path: demos/Tower.demo}
+            behavioral_cloning: {demo_path: demos/Tower.demo, steps: 150000, strength: 0.5}
+        """
+    ).settings.behaviors["Tower"]
+    assert behavior.max_steps == 10_000_000
+    assert list(behavior.reward_signals.named()) == ["extrinsic", "gail", "curiosity"]
+
+
+def test_a_curriculum_file_of_ml_agents_is_valid() -> None:
+    settings = loaded(
+        """
+        behaviors:
+          Climber: {trainer_type: ppo, threaded: true}
+        environment_parameters:
+          height:
+            curriculum:
+            - Lesson0:
+                completion_criteria:
+                  measure: progress
+                  behavior: Climber
+                  signal_smoothing: true
+                  min_lesson_length: 100
+                  threshold: 0.1
+                value:
+                  sampler_type: uniform
+                  sampler_parameters: {min_value: 0.0, max_value: 4.0}
+            - Lesson1:
+                value: 8.0
+        """
+    ).settings
+    assert settings.overlap == 1
+    assert list(settings.environment_parameters) == ["height"]
+
+
+def test_settings_load_neither_torch_nor_zmq_nor_an_event_loop() -> None:
+    code = "import sys, services.check; print([m for m in ('torch', 'zmq', 'anyio', 'gymnasium') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

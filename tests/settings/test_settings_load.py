@@ -1,0 +1,263 @@
+"""What a configuration file means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from settings_texts import loaded, only_problem, problems
+
+from pipeline.errors import SettingsError
+from pipeline.settings import Overrides, load, read, unsupported, without_effect
+from pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
+
+
+def test_an_empty_behavior_has_the_defaults_of_ml_agents() -> None:
+    behavior = loaded("behaviors: {Ball: }").settings.behaviors["Ball"]
+    assert (behavior.trainer_type, behavior.max_steps, behavior.time_horizon) == ("ppo", 500_000, 64)
+    assert (behavior.summary_freq, behavior.keep_checkpoints, behavior.checkpoint_interval) == (50_000, 5, 500_000)
+    assert behavior.hyperparameters.model_dump() == {
+        "batch_size": 1024,
+        "buffer_size": 10240,
+        "learning_rate": 3e-4,
+        "beta": 5e-3,
+        "epsilon": 0.2,
+        "lambd": 0.95,
+        "num_epoch": 3,
+        "shared_critic": False,
+        "learning_rate_schedule": "linear",
+        "beta_schedule": "linear",
+        "epsilon_schedule": "linear",
+        "clip_value_loss": False,
+    }
+    assert list(behavior.reward_signals.named()) == ["extrinsic"]
+    assert behavior.network_settings.memory is None
+    assert behavior.threaded is None
+    assert behavior.self_play is None
+
+
+def test_default_settings_are_merged_under_each_behavior_mapping_by_mapping() -> None:
+    settings = loaded(
+        """
+        default_settings:
+          max_steps: 1000
+          hyperparameters: {batch_size: 32, learning_rate: 1e-3}
+          network_settings: {memory: {memory_size: 64}}
+        behaviors:
+          A: {hyperparameters: {batch_size: 16}, network_settings: {memory: null}}
+          B: {max_steps: 7}
+        """
+    ).settings
+    a, b = settings.behaviors["A"], settings.behaviors["B"]
+    assert (a.hyperparameters.batch_size, a.hyperparameters.learning_rate, a.max_steps) == (16, 1e-3, 1000)
+    assert (b.hyperparameters.batch_size, b.hyperparameters.learning_rate, b.max_steps) == (32, 1e-3, 7)
+    assert a.network_settings.memory is None
+    assert b.network_settings.memory is not None
+    assert b.network_settings.memory.memory_size == 64
+
+
+@pytest.mark.parametrize("number", ["500000", "5.0e5", "5e5", "5E+5", "500_000", "500000.0", "+500000"])
+def test_a_whole_number_may_be_written_in_any_usual_way(number: str) -> None:
+    assert loaded(f"behaviors: {{A: {{max_steps: {number}}}}}").settings.behaviors["A"].max_steps == 500_000
+
+
+@pytest.mark.parametrize(("number", "value"), [("3e-4", 3e-4), (".5", 0.5), ("1", 1.0), ("1.", 1.0), ("2.5E-2", 0.025)])
+def test_a_number_may_be_written_in_any_usual_way(number: str, value: float) -> None:
+    text = f"behaviors: {{A: {{hyperparameters: {{learning_rate: {number}}}}}}}"
+    assert loaded(text).settings.behaviors["A"].hyperparameters.learning_rate == value
+
+
+def test_a_leading_zero_is_decimal_and_a_colon_is_text() -> None:
+    assert loaded("behaviors: {A: {max_steps: 010}}").settings.behaviors["A"].max_steps == 10
+    assert "got '1:30'; expected a whole number" in only_problem("behaviors: {A: {max_steps: 1:30}}")
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("no", False), ("On", True), ("FALSE", False)])
+def test_yes_and_no_are_truth_values_as_in_ml_agents(word: str, value: bool) -> None:
+    assert loaded(f"behaviors: {{A: {{even_checkpoints: {word}}}}}").settings.behaviors["A"].even_checkpoints is value
+
+
+def test_a_behavior_may_have_any_plain_name() -> None:
+    names = ["3DBall", "1", "yes", "Wall Jump", "a.b", "球"]
+    assert list(loaded("behaviors: {" + ", ".join(f"{n}: {{}}" for n in names) + "}").settings.behaviors) == names
+
+
+def test_anchors_and_merges_are_followed() -> None:
+    settings = loaded(
+        """
+        behaviors:
+          A: &a {max_steps: 5, time_horizon: 3}
+          B: *a
+          C: {<<: *a, max_steps: 6}
+          D: {<<: [{max_steps: 8}, *a]}
+        """
+    ).settings
+    steps = {name: (b.max_steps, b.time_horizon) for name, b in settings.behaviors.items()}
+    assert steps == {"A": (5, 3), "B": (5, 3), "C": (6, 3), "D": (8, 3)}
+
+
+def test_team_change_is_five_times_save_steps_unless_it_is_written() -> None:
+    text = "behaviors: {A: {self_play: {save_steps: 300}}, B: {self_play: {save_steps: 300, team_change: 7}}}"
+    changes = [b.self_play.team_change for b in loaded(text).settings.behaviors.values() if b.self_play]
+    assert changes == [1500, 7]
+
+
+def test_old_names_are_accepted_and_it_is_said() -> None:
+    result = loaded(
+        """
+        behaviors:
+          A:
+            self_play:
+              play_against_current_self_ratio: 0.3
+            reward_signals:
+              rnd:
+                encoding_size: 32
+        checkpoint_settings:
+          load_model: true
+        """
+    )
+    behavior = result.settings.behaviors["A"]
+    assert behavior.self_play is not None
+    assert behavior.self_play.play_against_latest_model_ratio == 0.3
+    assert behavior.reward_signals.rnd is not None
+    assert behavior.reward_signals.rnd.encoder.hidden_units == 32
+    assert result.settings.checkpoint_settings.resume
+    assert [notice.split(": ")[0] for notice in result.notices] == ["run.yaml:5", "run.yaml:8", "run.yaml:10"]
+
+
+def test_even_checkpoints_divide_max_steps() -> None:
+    text = "behaviors: {A: {even_checkpoints: true, keep_checkpoints: 4, max_steps: 1000}, B: {checkpoint_interval: 9}}"
+    behaviors = loaded(text).settings.behaviors
+    assert [b.steps_between_checkpoints for b in behaviors.values()] == [250, 9]
+
+
+def test_environment_parameters_are_numbers_samplers_and_curricula() -> None:
+    settings = loaded(
+        """
+        behaviors: {A: }
+        environment_parameters:
+          mass: 3
+          gravity: {sampler_type: uniform, sampler_parameters: {min_value: 7, max_value: 12.5}}
+          size: {sampler_type: multirangeuniform, sampler_parameters: {intervals: [[7, 10], [15, 20]]}}
+          wall:
+            curriculum:
+              - First:
+                  completion_criteria: {measure: reward, behavior: A, threshold: 3}
+                  value: 1
+              - name: Second
+                value: {sampler_type: gaussian}
+        """
+    ).settings
+    parameters = settings.environment_parameters
+    assert settings.reset_parameters == {"mass": 3.0}
+    assert isinstance(parameters["gravity"], UniformSampler)
+    assert isinstance(parameters["size"], MultiRangeUniformSampler)
+    assert isinstance(parameters["wall"], Curriculum)
+    assert [lesson.name for lesson in parameters["wall"].curriculum] == ["First", "Second"]
+
+
+def test_a_section_whose_lines_are_all_commented_out_counts_as_left_out() -> None:
+    assert loaded("behaviors: {A: }\nsimulators:\npipeline:\n  # mode: lockstep\n").settings.simulators == ()
+
+
+def test_a_command_gets_its_address_number_and_seed() -> None:
+    text = 'behaviors: {A: }\nsimulators: [{command: [./game, "--to={address}", "{number}{seed}", \'{"a": {}}\']}]'
+    (simulator,) = loaded(text).settings.simulators
+    arguments = simulator.arguments(address="unix:///{seed}", number=2, seed=9)
+    assert arguments == ["./game", "--to=unix:///{seed}", "29", '{"a": {}}']
+
+
+def test_an_option_keeps_the_type_that_was_written() -> None:
+    text = "behaviors: {A: }\nsimulators: [{name: gymnasium, options: {env_id: X-v0, a: 1.0, b: 1, c: true, d: '1'}}]"
+    (simulator,) = loaded(text).settings.simulators
+    assert [repr(value) for value in simulator.options.values()] == ["'X-v0'", "1.0", "1", "True", "'1'"]
+
+
+def test_overrides_go_before_the_file_and_its_defaults() -> None:
+    overrides = Overrides(max_steps=7, seed=3, run_id="r", results_dir="out", resume=True, inference=True)
+    text = "behaviors: {A: {max_steps: 5}, B: }\ncheckpoint_settings: {run_id: x}\nenv_settings: {seed: 9}"
+    settings = loaded(text, overrides).settings
+    assert [b.max_steps for b in settings.behaviors.values()] == [7, 7]
+    assert settings.seed == 3
+    checkpoints = settings.checkpoint_settings
+    assert (checkpoints.run_id, checkpoints.results_dir, checkpoints.resume) == ("r", "out", True)
+    assert (checkpoints.force, checkpoints.inference) == (False, True)
+
+
+@pytest.mark.parametrize(("word", "override"), [("force", Overrides(resume=True)), ("resume", Overrides(force=True))])
+def test_resume_and_force_on_the_command_line_replace_the_other_in_the_file(word: str, override: Overrides) -> None:
+    checkpoints = loaded(
+        f"behaviors: {{A: }}\ncheckpoint_settings: {{{word}: true}}", override
+    ).settings.checkpoint_settings
+    assert (checkpoints.resume, checkpoints.force) == (bool(override.resume), bool(override.force))
+
+
+def test_a_bad_override_is_reported_as_part_of_the_command_line() -> None:
+    lines = problems("behaviors: {A: }", Overrides(max_steps=0, run_id="../x"))
+    assert lines[0].startswith("command line: --max-steps: got 0; expected at least 1")
+    assert lines[1].startswith("command line: --run-id: got '../x'; expected the name of a folder")
+
+
+def test_a_file_is_read_as_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "ball.yaml"
+    path.write_text("behaviors: {球: }", encoding="utf-8-sig")
+    assert list(load(path).behaviors) == ["球"]
+    assert read(str(path)).notices == ()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * 2**21], ids=["missing", "not UTF-8", "too large"])
+def test_a_file_that_can_not_be_read_is_a_settings_error_with_its_name(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "ball.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"got .*ball\.yaml.*expected"):
+        load(path)
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="expected a configuration file"):
+        load(tmp_path)
+
+
+def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
+    settings = loaded(
+        """
+        behaviors:
+          A:
+            trainer_type: poca
+            self_play: {}
+            behavioral_cloning: {demo_path: a.demo}
+            init_path: x
+            hyperparameters: {shared_critic: true}
+            network_settings: {memory: {}}
+            reward_signals: {gail: {demo_path: a.demo}, curiosity: {}, rnd: {}}
+        environment_parameters: {mass: 3, size: {sampler_type: uniform}}
+        env_settings: {env_path: ./player}
+        checkpoint_settings: {initialize_from: earlier}
+        """
+    ).settings
+    assert [line.split(": ")[0] for line in unsupported(settings)] == [
+        "behaviors.A.trainer_type",
+        "behaviors.A.self_play",
+        "behaviors.A.behavioral_cloning",
+        "behaviors.A.hyperparameters.shared_critic",
+        "behaviors.A.network_settings.memory",
+        "behaviors.A.init_path",
+        "behaviors.A.reward_signals.gail",
+        "behaviors.A.reward_signals.curiosity",
+        "behaviors.A.reward_signals.rnd",
+        "environment_parameters.size",
+        "env_settings.env_path",
+        "checkpoint_settings.initialize_from",
+    ]
+
+
+def test_what_has_no_effect_is_listed() -> None:
+    text = "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_envs: 2}"
+    lines = without_effect(loaded(text).settings)
+    assert [line.split(":")[0] for line in lines] == [
+        "engine_settings",
+        "env_settings.num_envs",
+        "behaviors.A.time_horizon 20000",
+    ]
+    assert without_effect(loaded("behaviors: {A: }").settings) == []

@@ -1,0 +1,288 @@
+"""What is refused, and how it is told."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from settings_texts import NAME, loaded, only_problem, problems
+
+from pipeline.errors import SettingsError
+from pipeline.settings import parse_settings
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
+    lines = problems(
+        """
+        behaviors:
+          Ball:
+            max_step: 5e5
+            hyperparameters:
+              btach_size: 32
+              learning_rate: -1
+              epsilon: "0.2"
+          Other:
+            hyperparameters:
+              batch_size: 20480
+        simulators:
+          - name: balnce
+            cout: 2
+        pipeline:
+          mode: lokstep
+        torch_settings: {device: gpu}
+        """
+    )
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["run.yaml:4", "behaviors.Ball.max_step"],
+        ["run.yaml:6", "behaviors.Ball.hyperparameters.btach_size"],
+        ["run.yaml:7", "behaviors.Ball.hyperparameters.learning_rate"],
+        ["run.yaml:8", "behaviors.Ball.hyperparameters.epsilon"],
+        ["run.yaml:11", "behaviors.Other.hyperparameters.batch_size"],
+        ["run.yaml:13", "simulators[0].name"],
+        ["run.yaml:14", "simulators[0].cout"],
+        ["run.yaml:16", "pipeline.mode"],
+        ["run.yaml:17", "torch_settings.device"],
+    ]
+
+
+def test_a_contradiction_is_told_beside_other_problems() -> None:
+    lines = problems("behaviors:\n  A: {threaded: true, max_step: 3}\n  B: {threaded: false}\n")
+    assert len(lines) == 2
+    assert "got threaded true for A, false for B" in lines[1]
+
+
+def test_a_contradiction_that_may_follow_from_another_problem_is_not_told() -> None:
+    line = only_problem("behaviors: {A: {hyperparameters: {batch_size: 20480, bufer_size: 40960}}}")
+    assert "did you mean buffer_size?" in line
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs() -> None:
+    assert "move it: batch_size belongs to behaviors.*.hyperparameters" in only_problem(
+        "behaviors: {A: {batch_size: 3}}"
+    )
+
+
+def test_a_misspelt_word_is_told_the_nearest_one() -> None:
+    text = "behaviors: {A: {hyperparameters: {beta_schedule: liner}}}"
+    assert "got 'liner'; expected 'linear' or 'constant'; did you mean linear?" in only_problem(text)
+
+
+def test_a_problem_of_the_defaults_is_told_once_and_where_it_was_written() -> None:
+    line = only_problem("behaviors: {A: , B: }\ndefault_settings:\n  hyperparameters:\n    num_epoch: 0\n")
+    assert line.startswith("run.yaml:4: default_settings.hyperparameters.num_epoch: got 0; expected at least 1")
+
+
+def test_defaults_that_every_behavior_overrides_are_still_checked() -> None:
+    line = only_problem("behaviors: {A: {max_steps: 3}}\ndefault_settings: {max_steps: often}\n")
+    assert line.startswith("run.yaml:2: default_settings.max_steps: got 'often'")
+
+
+def test_defaults_need_not_be_complete() -> None:
+    text = """
+        default_settings: {hyperparameters: {batch_size: 20480}, reward_signals: {gail: {strength: 0.5}}}
+        behaviors: {A: {hyperparameters: {buffer_size: 40960}, reward_signals: {gail: {demo_path: a.demo}}}}
+        """
+    assert loaded(text).settings.behaviors["A"].hyperparameters.batch_size == 20480
+
+
+def test_sac_is_refused_by_name() -> None:
+    line = only_problem("behaviors: {A: {trainer_type: sac}}")
+    assert "got 'sac', which is not offered; expected ppo or poca; write ppo" in line
+
+
+def test_a_minibatch_must_fit_into_the_buffer() -> None:
+    line = only_problem("behaviors:\n  A:\n    hyperparameters:\n      buffer_size: 64\n")
+    assert line.startswith(
+        "run.yaml:4: behaviors.A.hyperparameters.buffer_size: got batch_size 1024 with buffer_size 64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ("reward_signals: {gail: {}}", "expected demo_path, which has no default"),
+        ("reward_signals: {}", "got no reward signal"),
+        ("behavioral_cloning: {steps: 4}", "expected demo_path, which has no default"),
+        ("network_settings: {memory: {memory_size: 33}}", "got 33; expected a multiple of 2"),
+        ("hyperparameters: 5", "got 5; expected a mapping"),
+        ("hyperparameters:", "got nothing; expected a mapping"),
+        ("even_checkpoints: 1", "got 1; expected true or false"),
+        ("max_steps: true", "got true; expected a whole number"),
+        ("max_steps: 2.5", "got 2.5; expected a whole number"),
+        ("max_steps: '64'", "got '64'; expected a whole number; write a plain one, without quotes"),
+        ("max_steps: 1e300", "got 1e300; expected a whole number"),
+        ("hyperparameters: {beta: .inf}", "got .inf; expected a finite number"),
+        ("hyperparameters: {beta: .nan}", "got .nan; expected"),
+    ],
+)
+def test_a_behavior_is_refused(section: str, text: str) -> None:
+    assert text in only_problem(f"behaviors:\n  A:\n    {section}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("wide", "got 'wide'; expected a number"),
+        ("{}", "expected a number, or a mapping with 'sampler_type'"),
+        ("{sampler_type: unifrom}", "did you mean uniform?"),
+        ("{samplertype: uniform}", "did you mean sampler_type?"),
+        ("{sampler_type: uniform, sampler_parameters: {min_value: 3}}", "got min_value 3 above max_value 1"),
+        ("{sampler_type: gaussian, sampler_parameters: {st_dev: -1}}", "got -1; expected at least 0"),
+        ("{sampler_type: multirangeuniform, sampler_parameters: {intervals: [[1]]}}", "expected a pair of numbers"),
+        ("{sampler_type: multirangeuniform, sampler_parameters: {intervals: [[1, 2, 3]]}}", "expected at most 2"),
+        ("{sampler_type: multirangeuniform, sampler_parameters: {intervals: [[2, 1]]}}", "got the interval [2, 1]"),
+        ("{curriculum: []}", "expected at least 1 entry"),
+        ("{curriculum: [{name: a, value: 1}, {name: b, value: 2}]}", "got no completion_criteria for lesson 'a'"),
+        ("{curriculum: [{name: a, value: {curriculum: []}}]}", "got the unknown key 'curriculum'"),
+        ("{curriculum: [a: {vale: 1}]}", "did you mean value?"),
+        (
+            "{curriculum: [{name: a, value: 1, completion_criteria: {behavior: A, measure: progress, threshold: 3}}]}",
+            "got threshold 3 for progress; expected 0 to 1",
+        ),
+        (
+            "{curriculum: [{name: a, value: 1, completion_criteria: {behavior: Al, threshold: 3}}]}",
+            "got behavior 'Al'; expected one of Ali; did you mean Ali?",
+        ),
+    ],
+)
+def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
+    lines = problems(f"behaviors: {{Ali: }}\nenvironment_parameters:\n  size: {value}\n")
+    assert any(text in line and line.startswith(f"{NAME}:3: ") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("simulator", "text"),
+    [
+        ("{}", "got neither name nor command"),
+        ("{name: goal, command: [x]}", "got name and command together"),
+        (
+            "{name: gaol}",
+            "got 'gaol'; expected one of balance, goal, soccer, gymnasium, pettingzoo; did you mean goal?",
+        ),
+        ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),
+        ("{name: goal, options: {discrete: 1}}", "got 1 for the option discrete of goal; expected true or false"),
+        ("{name: gymnasium, options: {env_id: [1]}}", "got a list or mapping for the option env_id"),
+        ("{command: [x], areas: 2}", "got areas or options beside a command"),
+        ("{command: [x, '{adress}']}", "got {adress} in '{adress}'; expected only {address}"),
+        ("{command: []}", "expected at least 1 entry"),
+        ("{command: ./game --fast}", "expected a list"),
+        ("{name: goal, count: 0}", "got 0; expected at least 1"),
+        ("goal", "got 'goal'; expected a mapping"),
+    ],
+)
+def test_a_simulator_is_refused(simulator: str, text: str) -> None:
+    line = only_problem(f"behaviors: {{A: }}\nsimulators:\n  - {simulator}\n")
+    assert text in line
+    assert line.startswith(f"{NAME}:3: simulators[0]")
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:0", "tcp://[::1]:5005", "tcp://localhost:1", "unix:///tmp/run.sock"]
+)
+def test_an_address_on_this_machine_is_accepted(address: str) -> None:
+    text = f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}"
+    assert loaded(text).settings.pipeline.address == address
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("tcp://0.0.0.0:5005", "which other machines can reach; expected a loopback host"),
+        ("tcp://game.example.org:5005", "which other machines can reach"),
+        ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:99999", "expected tcp://HOST:PORT with a port from 0 to 65535"),
+        ("tcp://[::1:3", "expected tcp://HOST:PORT"),
+        ("unix://relative", "or unix:///PATH"),
+        ("5005", "expected tcp://HOST:PORT"),
+    ],
+)
+def test_another_address_is_refused(address: str, text: str) -> None:
+    assert text in only_problem(f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}")
+
+
+def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
+    line = only_problem("behaviors: {A: }\npipeline:\n  heartbeat_s: 60\n")
+    assert line.startswith("run.yaml:3: pipeline.heartbeat_s: got heartbeat_s 60 with simulator_timeout_s 60")
+
+
+@pytest.mark.parametrize("name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'"])
+def test_a_behavior_name_must_be_able_to_name_a_folder(name: str) -> None:
+    assert "expected one that can also name a folder" in only_problem(f"behaviors:\n  {name}: {{}}\n")
+
+
+def test_resume_and_force_exclude_each_other() -> None:
+    assert "got resume and force" in only_problem("behaviors: {A: }\ncheckpoint_settings: {resume: yes, force: yes}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("", 1, "got an empty file"),
+        ("# nothing\n", 1, "got an empty file"),
+        ("- A\n", 1, "got a list at the top"),
+        ("A\n", 1, "got a scalar at the top"),
+        ("env_settings: {seed: 1}", 1, "behaviors: got nothing; expected behaviors"),
+        ("behaviors:\n", 1, "behaviors: got nothing; expected behaviors"),
+        ("behaviors: {}", 1, "expected at least 1 entry"),
+        ("behaviors:\n\tA: {}\n", 2, "got a tab in the indentation"),
+        ("behaviors:\n  A: {max_steps: 3\n", 3, "expected YAML"),
+        ("behaviors: {A: }\n---\nbehaviors: {A: }\n", 2, "expected YAML"),
+        ("behaviors:\n  A: \x00\n", 2, "characters that YAML does not allow"),
+        ("behaviors:\n  A: {max_steps: 3}\n  A: {}\n", 3, "got the key a second time, after line 2"),
+        ("behaviors:\n  ? [a]\n  : {}\n", 2, "got a list as a key"),
+        ("behaviors:\n  A: {<<: 3}\n", 2, "got << with a scalar; expected a mapping"),
+        ("behaviors:\n  A: &a {B: *a}\n", 2, "contains itself"),
+        ("behaviors:\n  A: " + "[" * 5000, 1, "nested deeper than 50 levels"),
+        ("behaviors:\n  A: !!python/object:os.system {}\n", 2, "expected one without a tag"),
+        ("behaviors:\n  A: !!python/name:os.system x\n", 2, "expected a scalar that YAML itself defines"),
+        ("behaviors:\n  A: {max_steps: 99999999999999999999}\n", 2, "whole numbers up to 2^53"),
+        ("default_settings: 5\nbehaviors: {A: }\n", 1, "default_settings: got 5; expected a mapping"),
+    ],
+)
+def test_a_document_is_refused_with_its_line(text: str, line: int, told: str) -> None:
+    found = only_problem(text)
+    assert found.startswith(f"{NAME}:{line}: ")
+    assert told in found
+
+
+def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
+    levels = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 12))
+    assert "larger than 100000 entries" in only_problem(f"x0: &x0 [a]\n{levels}\nbehaviors: {{A: }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("default:\n  trainer: ppo\n  batch_size: 3\n", "a format before ML-Agents 1.0"),
+        ("Ball:\n  trainer: ppo\n", "got the trainer 'Ball' at the top of the file; expected it below behaviors"),
+        ("Ball:\n  hyperparameters: {}\n", "write `behaviors:` above it and indent it"),
+        ("behaviors: {A: }\nparameter_randomization: {}\n", "of an older format; expected environment_parameters"),
+    ],
+)
+def test_an_older_format_is_refused_with_what_to_change(text: str, told: str) -> None:
+    assert told in only_problem(text)
+
+
+@given(st.text(max_size=200) | st.text(alphabet="ab:-{}[]&*<!'\"#\n 1.e?|>%@`\t,", max_size=60))
+def test_any_text_gives_settings_or_a_settings_error(text: str) -> None:
+    with suppress(SettingsError):
+        parse_settings(text, NAME)
+
+
+YAML_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["behaviors", "simulators", "pipeline", "environment_parameters", "default_settings"]), YAML_VALUES
+)
+def test_any_value_of_a_section_gives_settings_or_a_settings_error(section: str, value: object) -> None:
+    document = {"behaviors": {"A": {}}} | {section: value}
+    with suppress(SettingsError):
+        parse_settings(yaml.safe_dump(document), NAME)
