@@ -1,0 +1,175 @@
+"""Structured logs: one JSON line per event, in RUN/logs/SERVICE.jsonl.
+
+Every line has timestamp (UTC), level, event, run_id, service and logger; most have more. What matters
+to a reader at the terminal, warnings and errors and events marked `notice=True`, also goes to the
+console in one readable line. The standard library's logging and warnings end in the same places.
+
+    logs.configure(run_dir, "balance-1", "learning-Balance", console=True)
+    log = logs.get(behavior="Balance")
+    log.info("checkpoint saved", step=24_000, notice=True)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+from urllib.parse import quote
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+MASK: Final = "***"
+_SECRETS: Final = ("credential", "token", "secret", "key", "password")
+_DEEP: Final = 6
+_HANDLERS: list[logging.Handler] = []
+
+
+def configure(
+    run_dir: Path,
+    run_id: str,
+    service: str,
+    console: bool = False,
+    *,
+    stream: TextIO | None = None,
+    wall_clock: Callable[[], float] = time.time,
+    level: int = logging.INFO,
+) -> Path:
+    """Sends the logs of this process to the run's folder; a second call takes the place of the first.
+
+    Args:
+        run_dir: folder of the run; `logs/` is made in it.
+        run_id: written into every line.
+        service: as "learning-Ball", written into every line; names the file.
+        console: whether warnings, errors and notices also go to `stream`.
+        stream: for these, the standard error stream by default.
+        wall_clock: gives seconds since the epoch.
+        level: lowest level that is kept, as in `logging`.
+
+    Returns:
+        The file.
+    """
+    close()
+    path = run_dir / "logs" / f"{file_name(service)}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    common = _common(run_id, service, wall_clock)
+    file = logging.FileHandler(path, encoding="utf-8")
+    _install(file, common, structlog.processors.JSONRenderer(default=_readable))
+    if console:
+        terminal = logging.StreamHandler(stream or sys.stderr)
+        terminal.addFilter(_matters)
+        _install(terminal, common, _line)
+    logging.getLogger().setLevel(level)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=False,
+    )
+    return path
+
+
+def get(**bound: Any) -> Any:
+    """A logger that adds `bound` to each of its lines; works before and after `configure`."""
+    return structlog.get_logger("sparring", **bound)
+
+
+def close() -> None:
+    """Flushes and closes what `configure` opened."""
+    root = logging.getLogger()
+    for handler in _HANDLERS:
+        root.removeHandler(handler)
+        handler.close()
+    if _HANDLERS:
+        logging.captureWarnings(False)
+        structlog.reset_defaults()
+    _HANDLERS.clear()
+
+
+def file_name(name: str) -> str:
+    """`name` as one part of a path: letters, digits, space and -_.+ stay, the rest is percent-encoded.
+
+    Different names stay different; no name leads out of its folder.
+    """
+    encoded = quote(name, safe=" -_.+")
+    return encoded if encoded.strip(". ") else encoded.replace(".", "%2E").replace(" ", "%20") or "%"
+
+
+# ---------------------------------------------------------------- processors
+
+
+def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Hides the values of keys named credential, token, secret, key or password, or ending in "_" and these."""
+    return {name: MASK if _is_secret(name) else _cleaned(value, _DEEP) for name, value in event.items()}
+
+
+def _is_secret(name: object) -> bool:
+    text = str(name).lower()
+    return text in _SECRETS or text.endswith(tuple(f"_{secret}" for secret in _SECRETS))
+
+
+def _cleaned(value: Any, deep: int) -> Any:
+    """`value` without secrets, and with NaN and infinity, which JSON has no form for, as text."""
+    if isinstance(value, dict) and deep:
+        return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)) and deep:
+        return [_cleaned(inner, deep - 1) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[structlog.typing.Processor]:
+    """What is done to every event, ours or the standard library's, before it is rendered."""
+
+    def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        timestamp = datetime.fromtimestamp(wall_clock(), UTC).isoformat(timespec="milliseconds")
+        first = {"timestamp": timestamp, "level": event["level"], "event": event["event"]}
+        return {**first, "run_id": run_id, "service": service, **event}
+
+    return [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        identify,
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+
+
+def _install(
+    handler: logging.Handler, common: list[structlog.typing.Processor], renderer: structlog.typing.Processor
+) -> None:
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+            processors=[*common, structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, renderer],
+        )
+    )
+    logging.getLogger().addHandler(handler)
+    _HANDLERS.append(handler)
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    notice = isinstance(record.msg, dict) and record.msg.get("notice") is True
+    return notice or record.levelno >= logging.WARNING
+
+
+def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """One event for a reader: time, level, service, text, then the rest; an exception below it."""
+    rest = {name: value for name, value in event.items() if name not in _PLACED}
+    parts = [str(event["timestamp"])[11:19], f"{event['level']:<7}", str(event["service"]), str(event["event"])]
+    text = "  ".join(parts + [f"{name}={value}" for name, value in rest.items()])
+    return f"{text}\n{event['exception']}" if "exception" in event else text
+
+
+_PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"}
+
+
+def _readable(value: Any) -> Any:
+    """What JSON has no form for: paths and the like as text, numpy scalars as numbers."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) and getattr(value, "ndim", None) == 0 else str(value)

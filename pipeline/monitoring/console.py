@@ -1,0 +1,147 @@
+"""Lines for a reader, and where they are shown: plain text, or a terminal with progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from pipeline.monitoring.intervals import Interval
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+def line(interval: Interval) -> str:
+    """One interval of one behavior; lag is mean/highest. For example, on one line.
+
+    Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  entropy 1.42
+    open 64 episodes, oldest 812 steps
+    """
+    parts = [interval.behavior, f"step {interval.step:,}", f"{rate(interval.steps_per_s)}/s", _reward(interval)]
+    if interval.group_reward is not None:
+        parts.append(f"group reward {short(interval.group_reward)}")
+    parts.append(f"updates {interval.updates}")
+    if interval.lag_mean is not None and interval.lag_max is not None:
+        parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
+    if "Policy/Entropy" in interval.means:
+        parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
+    return "  ".join([*parts, _open(interval)])
+
+
+def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
+    """An interval that is still under way after a long time: what moves, and what does not.
+
+    Args:
+        interval: so far.
+        stuck: which services wait for what; told where nothing was trained.
+    """
+    goal = f" of {interval.max_steps:,}" if interval.max_steps else ""
+    moved = f"+{interval.trained:,} trained and +{interval.produced:,} produced in {interval.seconds:.0f} s"
+    parts = [interval.behavior, f"step {interval.step:,}{goal}", moved, _reward(interval), _open(interval)]
+    return "  ".join(parts if interval.trained else [*parts, *stuck])
+
+
+def _reward(interval: Interval) -> str:
+    if interval.reward is None:
+        return "no episode ended"
+    spread = "" if interval.reward_deviation is None else f" +- {short(interval.reward_deviation)}"
+    return f"reward {short(interval.reward)}{spread} ({_counted(interval.episodes, 'episode')})"
+
+
+def _open(interval: Interval) -> str:
+    return f"open {_counted(interval.open_episodes, 'episode')}, oldest {_counted(interval.oldest, 'step')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def short(value: float) -> str:
+    """A number with three digits or more: 45.2, 0.00123, 12,345."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def rate(value: float) -> str:
+    """A number per second: 850, 12.3k, 1.20M."""
+    if value >= 999_950:
+        return f"{value / 1e6:.2f}M"
+    return f"{value / 1e3:.1f}k" if value >= 999.5 else f"{value:.0f}"
+
+
+class Display(Protocol):
+    """Where lines and progress are shown."""
+
+    def line(self, text: str) -> None:
+        """Shows one line, for good."""
+
+    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
+        """Shows how far a behavior is, until the next call."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was. Lines stay."""
+
+
+class PlainDisplay:
+    """Lines only, for files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
+        """Nothing: a file is no place for it."""
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class TerminalDisplay:
+    """Lines above one progress bar per behavior.
+
+    Args:
+        stream: a terminal.
+        clock: gives seconds, rising.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._progress = _bars(stream, clock)
+        self._tasks: dict[str, TaskID] = {}
+        self._progress.start()
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
+        if behavior not in self._tasks:
+            self._tasks[behavior] = self._progress.add_task(behavior, rate="")
+        self._progress.update(
+            self._tasks[behavior], completed=step, total=max_steps, rate=f"{rate(steps_per_s)}/s", refresh=True
+        )
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        auto_refresh=False,
+        get_time=clock,
+        transient=True,
+    )
+
+
+def display(stream: TextIO, clock: Callable[[], float]) -> Display:
+    """The display that suits `stream`: bars on a terminal, plain lines elsewhere."""
+    return TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream)

@@ -1,0 +1,95 @@
+"""Learning curves as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANELS: Final = ("Cumulative reward", "Episode length (steps)", "Losses", "Policy lag (versions)")
+
+Curves = dict[str, list[Mapping[str, Any]]]
+
+
+def lineages(records: Iterable[Mapping[str, Any]]) -> Curves:
+    """Interval lines of `metrics.jsonl` by behavior, steps rising.
+
+    What a crash rolled back, or an earlier session went beyond, is left out: the later line counts.
+    """
+    curves: Curves = {}
+    for record in records:
+        if record.get("type") != "interval":
+            continue
+        line = curves.setdefault(record["behavior"], [])
+        while line and line[-1]["step"] >= record["step"]:
+            line.pop()
+        line.append(record)
+    return curves
+
+
+def picture(curves: Curves, title: str) -> bytes:
+    """A PNG of reward, episode length, losses and policy lag over steps.
+
+    Args:
+        curves: interval lines by behavior, as `lineages` returns them.
+        title: shown on top.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, parse_math=False)
+    for panel, (axes, name) in enumerate(zip(figure.subplots(2, 2).flat, PANELS, strict=True)):
+        axes.set_title(name)
+        axes.set_xlabel("trained steps")
+        axes.grid(alpha=0.3)
+        for behavior, line in sorted(curves.items()):
+            _PAINTERS[panel](axes, behavior, line)
+        if axes.get_legend_handles_labels()[0]:
+            for text in axes.legend(fontsize="small").get_texts():
+                text.set_parse_math(False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100)
+    return stream.getvalue()
+
+
+def _reward(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
+    told = [record for record in line if record["reward"] is not None]
+    steps, mean = [record["step"] for record in told], [record["reward"] for record in told]
+    spread = [record["reward_deviation"] or 0.0 for record in told]
+    _draw(axes, behavior, steps, mean)
+    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+    if told:
+        axes.fill_between(steps, low, high, alpha=0.15)
+
+
+def _length(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
+    told = [record for record in line if record["episode_length"] is not None]
+    _draw(axes, behavior, [record["step"] for record in told], [record["episode_length"] for record in told])
+
+
+def _losses(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
+    names = sorted({name for record in line for name in record["means"] if name.startswith("Losses/")})
+    for name in names:
+        told = [record for record in line if name in record["means"]]
+        label = f"{behavior}: {name.removeprefix('Losses/')}"
+        _draw(axes, label, [record["step"] for record in told], [record["means"][name] for record in told])
+
+
+def _lag(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
+    told = [record for record in line if record["lag_mean"] is not None]
+    steps = [record["step"] for record in told]
+    _draw(axes, f"{behavior}: mean", steps, [record["lag_mean"] for record in told])
+    _draw(axes, f"{behavior}: max", steps, [record["lag_max"] for record in told])
+
+
+def _draw(axes: Axes, label: str, steps: list[int], values: list[float]) -> None:
+    if steps:  # a leading "_" would hide the curve from the legend
+        axes.plot(steps, values, label=label.lstrip("_") or label, marker="." if len(steps) < 50 else "")
+
+
+_PAINTERS: Final = (_reward, _length, _losses, _lag)

@@ -1,0 +1,71 @@
+"""Intervals as TensorBoard events, under the names that users of ML-Agents know.
+
+Bytes of an event file, to be appended by the caller. They are made with TensorBoard's own records;
+neither TensorFlow nor torch is loaded.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.monitoring.intervals import Interval
+
+PIPELINE = "Pipeline"
+"""First part of the names of what ML-Agents has no word for."""
+
+
+def scalars(interval: Interval) -> dict[str, float]:
+    """Every number of an interval that is drawn over steps, by its TensorBoard tag.
+
+    `Policy/Extrinsic Reward` is the mean return unless the learner publishes its own.
+    """
+    found: dict[str, float | None] = {
+        "Environment/Cumulative Reward": interval.reward,
+        "Environment/Episode Length": interval.episode_length,
+        "Environment/Group Cumulative Reward": interval.group_reward,
+        "Policy/Extrinsic Reward": interval.reward,
+        "Is Training": float(interval.trained > 0),
+        f"{PIPELINE}/Steps per Second": interval.steps_per_s,
+        f"{PIPELINE}/Policy Lag Mean": interval.lag_mean,
+        f"{PIPELINE}/Policy Lag Max": interval.lag_max,
+        f"{PIPELINE}/Episodes Ended": float(interval.episodes),
+        f"{PIPELINE}/Episodes Open": float(interval.open_episodes),
+        f"{PIPELINE}/Oldest Episode": float(interval.oldest),
+    }
+    found |= {f"{PIPELINE}/Books {column.capitalize()}": float(steps) for column, steps in interval.books.items()}
+    found |= {name: value for name, value in interval.gauges.items() if "/" in name}
+    found |= {name: value for name, value in interval.means.items() if "/" in name or name == "Is Training"}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def opening(time_s: float) -> bytes:
+    """The first bytes of an event file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return _framed(Event(wall_time=time_s, file_version="brain.Event:2"))
+
+
+def restart(step: int, time_s: float) -> bytes:
+    """Says that the run goes on from an earlier step: TensorBoard forgets what it has from `step` on."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    return _framed(Event(wall_time=time_s, step=step, session_log=SessionLog(status=SessionLog.START)))
+
+
+def event(values: Mapping[str, float], step: int, time_s: float) -> bytes:
+    """One event with all `values` at `step`."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    drawn = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(values.items())]
+    return _framed(Event(wall_time=time_s, step=step, summary=Summary(value=drawn)))
+
+
+def _framed(message: Any) -> bytes:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    stream = io.BytesIO()
+    RecordWriter(stream).write(message.SerializeToString())
+    return stream.getvalue()

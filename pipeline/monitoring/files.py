@@ -1,0 +1,101 @@
+"""The monitor's files in the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.monitoring import curves, events
+
+_INTERVAL: Final = '{"type": "interval"'
+
+
+class RunFiles:
+    """The monitor's files in the folder of the run.
+
+    Args:
+        folder: of the run; exists.
+        time_s: seconds since the epoch at which this monitor started.
+    """
+
+    def __init__(self, folder: Path, time_s: float) -> None:
+        self._folder = folder
+        self._events_name = f"events.out.tfevents.{int(time_s):010d}.{platform.node()}.{os.getpid()}"
+        self._steps: dict[str, int] = {}
+        self._lines = folder / "metrics.jsonl"
+        with self._lines.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # an earlier monitor died in mid-line
+                    file.write(b"\n")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a line to `metrics.jsonl`."""
+        with self._lines.open("a", encoding="utf-8") as file:
+            file.write(to_json(record) + "\n")
+
+    def add_events(self, folder: str, values: Mapping[str, float], step: int, time_s: float) -> None:
+        """Adds an event to this monitor's TensorBoard file in a folder of the run, one per behavior."""
+        path = self._folder / folder / self._events_name
+        data = events.event(values, step, time_s)
+        if step < self._steps.get(folder, step + 1):
+            data = events.restart(step, time_s) + data
+        if folder not in self._steps:
+            path.parent.mkdir(exist_ok=True)
+            data = events.opening(time_s) + data
+        self._steps[folder] = step
+        with path.open("ab") as file:
+            file.write(data)
+
+    def replace(self, name: str, text: str) -> None:
+        """Writes a file so that a reader sees the old or the new one, never half of it."""
+        path, new = self._folder / name, self._folder / f".{name}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+    def read(self, name: str) -> str | None:
+        """The content of a file, None where there is none."""
+        path = self._folder / name
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def draw(self, title: str) -> None:
+        """Writes `curves.png` from the intervals in `metrics.jsonl`."""
+        data = curves.picture(curves.lineages(self._intervals()), title)
+        (self._folder / "curves.png").write_bytes(data)
+
+    def _intervals(self) -> Iterator[Mapping[str, Any]]:
+        with self._lines.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                record = _whole(line) if line.startswith(_INTERVAL) else None
+                if record is not None:
+                    yield record
+
+
+def _whole(line: str) -> Mapping[str, Any] | None:
+    """The record of a line; None for half a line of a monitor that died."""
+    try:
+        record: Mapping[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record
+
+
+def to_json(content: Any) -> str:
+    """`content` as JSON, with null for NaN and infinity."""
+    try:
+        return json.dumps(content, allow_nan=False)
+    except ValueError:
+        return json.dumps(_told(content), allow_nan=False)
+
+
+def _told(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _told(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_told(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -1,0 +1,127 @@
+"""How a run stands now: the content of `status.json`, and the lines about services in `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.messages.service import Histogram
+from pipeline.metrics import count, highest, mean, quantile, since
+from pipeline.monitoring.intervals import Interval
+from pipeline.monitoring.summary import Figures
+from pipeline.monitoring.totals import Totals
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    time_s: float
+    counters: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+
+
+class Windows:
+    """What every service did since it was last asked about."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, _Mark] = {}
+
+    def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Any]:
+        """The line of a service for `metrics.jsonl`; begins its next window.
+
+        Args:
+            service: name.
+            totals: its numbers.
+            time_s: seconds since the epoch.
+        """
+        mark = self._marks.get(service, _Mark(time_s=time_s, counters={}, histograms={}))
+        counters, histograms = totals.counters(), totals.histograms()
+        self._marks[service] = _Mark(time_s=time_s, counters=counters, histograms=histograms)
+        changed = {name: value - mark.counters.get(name, 0.0) for name, value in counters.items()}
+        return {
+            "type": "service",
+            "service": service,
+            "time_s": time_s,
+            "seconds": max(0.0, time_s - mark.time_s),
+            "waiting_for": totals.latest.waiting_for if totals.latest else "",
+            "starts": totals.starts,
+            "counters": {name: value for name, value in changed.items() if value and not name.startswith("queue.")},
+            "gauges": {name: value for name, value in totals.gauges().items() if not name.startswith("queue.")},
+            "queues": queues(changed, totals.gauges()),
+            "histograms": {name: spread(since(value, mark.histograms.get(name))) for name, value in histograms.items()},
+        }
+
+
+def queues(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The queue ends of a service: messages, steps, capacity, waits and waited_s by queue name."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in [*gauges.items(), *counters.items()]:
+        if name.startswith("queue."):
+            queue, _, field = name.removeprefix("queue.").rpartition(".")
+            found.setdefault(queue, {})[field] = value
+    return found
+
+
+def spread(histogram: Histogram) -> dict[str, float | None]:
+    """A histogram in five figures: count, mean, p50, p99, max; None where it is empty."""
+    values = {
+        "mean": mean(histogram),
+        "p50": quantile(histogram, 0.5),
+        "p99": quantile(histogram, 0.99),
+        "max": highest(histogram),
+    }
+    return {"count": count(histogram), **{k: v if math.isfinite(v) else None for k, v in values.items()}}
+
+
+def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float, age_s: float) -> dict[str, Any]:
+    """How a service stands.
+
+    Args:
+        totals: its numbers.
+        last: its last line for `metrics.jsonl`, for histograms of the recent past.
+        heard_s: seconds since it answered.
+        age_s: seconds since its numbers arrived.
+    """
+    latest, gauges = totals.latest, totals.gauges()
+    recent = last["histograms"] if last else {name: spread(one) for name, one in totals.histograms().items()}
+    return {
+        "start": latest.start if latest else "",
+        "starts": totals.starts,
+        "heard_s": heard_s if math.isfinite(heard_s) else None,
+        "age_s": age_s if math.isfinite(age_s) else None,
+        "waiting_for": latest.waiting_for if latest else "",
+        "rss_bytes": int(gauges.get("rss_bytes", 0)),
+        "simulators": int(gauges["simulators"]) if "simulators" in gauges else None,
+        "queues": queues(totals.counters(), gauges),
+        "histograms": recent,
+    }
+
+
+def behavior_entry(now: Interval, last: Interval | None, one: Figures, steps_per_s: float) -> dict[str, Any]:
+    """How a behavior stands.
+
+    Args:
+        now: its interval under way.
+        last: the one before it.
+        one: what it has come to.
+        steps_per_s: produced per second in the recent past.
+    """
+    told = now if now.reward is not None or last is None else last
+    return {
+        "step": now.step,
+        "max_steps": now.max_steps,
+        "steps_per_s": steps_per_s,
+        "reward": told.reward,
+        "reward_deviation": told.reward_deviation,
+        "episode_length": told.episode_length,
+        "lag_mean": told.lag_mean,
+        "lag_max": told.lag_max,
+        "agents": int(now.gauges.get("agents", 0)),
+        "open_episodes": now.open_episodes,
+        "oldest": now.oldest,
+        "in_flight": int(now.gauges.get("in_flight", 0)),
+        "budget": int(now.gauges.get("budget", 0)),
+        "version": int(now.gauges.get("version", 0)),
+        "figures": asdict(one),
+    }

@@ -1,0 +1,142 @@
+"""What a run came to: the figures of `summary.json`, and of the live status before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from pipeline.metrics import highest, mean
+from pipeline.monitoring.intervals import books
+from pipeline.monitoring.overview import BOOKS, Overview
+
+Status = Literal["completed", "stopped", "failed"]
+STATUSES: Final = ("completed", "stopped", "failed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What one behavior came to. None where there is nothing to tell.
+
+    Attributes:
+        steps: trained, in the lineage of the final weights.
+        steps_per_s: trained per second while the run was active.
+        updates: published over all starts of the learner.
+        episodes: ended.
+        reward_mean_last100: mean return of the last 100 of them.
+        books: steps by column: produced, trained, ghost, stale, lost, open.
+        lag_mean: mean policy lag of all rows trained, `lag_max` the highest.
+    """
+
+    steps: int
+    steps_per_s: float
+    updates: int
+    episodes: int
+    reward_mean_last100: float | None
+    books: Mapping[str, int]
+    lag_mean: float | None
+    lag_max: float | None
+
+    @property
+    def balanced(self) -> bool:
+        """Whether produced is the sum of the other columns."""
+        return self.books["produced"] == sum(self.books[column] for column in BOOKS[1:])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What is kept of a behavior.
+
+    Attributes:
+        checkpoint: of its final weights, as text; None where none was saved.
+        weights_sha256: of these weights.
+    """
+
+    checkpoint: str | None = None
+    weights_sha256: str | None = None
+
+
+def figures(overview: Overview, behavior: str, steps_per_s: float) -> Figures:
+    """What a behavior has come to so far.
+
+    Args:
+        overview: the numbers of all services.
+        behavior: name.
+        steps_per_s: its rate, as `Pace.mean` tells it.
+    """
+    numbers = overview.of(behavior)
+    lag = numbers.histograms.get("lag")
+    ended = numbers.gauges.get("episodes", numbers.counters.get("episode_length.count", 0))
+    return Figures(
+        steps=overview.step(behavior),
+        steps_per_s=steps_per_s,
+        updates=int(numbers.counters.get("updates", 0)),
+        episodes=int(ended),
+        reward_mean_last100=numbers.gauges.get("reward_mean_last100"),
+        books=dict.fromkeys(BOOKS, 0) | books(numbers.gauges),
+        lag_mean=_told(mean(lag)) if lag else None,
+        lag_max=_told(highest(lag)) if lag else None,
+    )
+
+
+def from_status(status: Mapping[str, Any]) -> dict[str, Figures]:
+    """The figures of every behavior out of the content of `status.json`.
+
+    Raises:
+        KeyError, TypeError: it is something else.
+    """
+    return {behavior: Figures(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
+
+
+def summary(
+    *,
+    run_id: str,
+    status: Status,
+    wall_s: float,
+    error: str | None,
+    behaviors: Mapping[str, Figures],
+    kept: Mapping[str, Kept],
+) -> dict[str, Any]:
+    """The content of `summary.json`.
+
+    Args:
+        run_id: of the run.
+        status: how it ended.
+        wall_s: seconds it took.
+        error: what went wrong, with the service that failed; None where nothing did.
+        behaviors: figures by behavior name.
+        kept: checkpoint and hash by behavior name; a missing one counts as nothing kept.
+
+    Raises:
+        ValueError: `status` is not one of `STATUSES`, or a failed run comes without its error.
+    """
+    if status not in STATUSES:
+        raise ValueError(f"got status {status!r}; expected one of {STATUSES}")
+    if status == "failed" and not error:
+        raise ValueError("got a failed run without an error; say which service failed and how")
+    return {
+        "run_id": run_id,
+        "status": status,
+        "wall_s": round(wall_s, 3),
+        "error": error,
+        "behaviors": {name: _entry(one, kept.get(name, Kept())) for name, one in sorted(behaviors.items())},
+    }
+
+
+def _entry(one: Figures, kept: Kept) -> dict[str, Any]:
+    return {
+        "steps": one.steps,
+        "steps_per_s": round(one.steps_per_s, 3),
+        "updates": one.updates,
+        "episodes": one.episodes,
+        "reward_mean_last100": _told(one.reward_mean_last100),
+        "books": {column: one.books[column] for column in BOOKS},
+        "lag": {"mean": _told(one.lag_mean), "max": _told(one.lag_max)},
+        **asdict(kept),
+    }
+
+
+def _told(value: float | None) -> float | None:
+    """JSON has no NaN: nothing to tell."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,335 @@
+"""Metrics of all services, to the console and to the files of the run.
+
+| | |
+|---|---|
+| consumes | `Metrics` on the board of every service |
+| produces | console lines, and files in the folder of the run |
+| waits for | news on a board; the next second; its stop |
+| unblocked by | every service, about once a second |
+
+Files: `metrics.jsonl` (a line per interval and behavior, and per service every 30 s), `status.json`
+(how the run stands, every second), `metrics.prom` (for Prometheus), `BEHAVIOR/events.out.tfevents.*`
+(for TensorBoard), and at the end `curves.png`.
+
+Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
+`monitor.json` every second, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import anyio
+
+from pipeline import logs
+from pipeline.errors import Closed
+from pipeline.messages.service import Metrics
+from pipeline.metrics import Registry
+from pipeline.monitoring import console, events, prometheus, status
+from pipeline.monitoring.files import RunFiles, to_json
+from pipeline.monitoring.intervals import Interval, Intervals
+from pipeline.monitoring.overview import Overview
+from pipeline.monitoring.pace import Pace
+from pipeline.monitoring.summary import Figures, figures
+from pipeline.queues.interface import Board, Subscription, Transport
+from pipeline.runtime import Context
+
+KEY = "metrics"
+"""Board key under which every service publishes its numbers."""
+
+SILENT_S = 10.0
+"""A service that has not answered for so long is called silent."""
+
+
+class Stop(Protocol):
+    """What tells the monitor to end, as `anyio.Event`."""
+
+    async def wait(self) -> object:
+        """Returns when the run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What the monitor must know of the run.
+
+    Attributes:
+        run_id: of the run.
+        run_dir: its folder; exists.
+        services: names of all services that publish, the monitor itself left out.
+        behaviors: `summary_freq` in steps, by behavior name.
+        max_steps: where the run ends, by behavior name.
+        summary_freq: for behaviors that are not among these.
+        training: False where the run only acts.
+        tick_s: seconds between two looks; `status.json` is as old at most.
+        service_lines_s: seconds between two lines of a service in `metrics.jsonl`.
+        patience_s: seconds after which a behavior gets a line although no interval has ended.
+    """
+
+    run_id: str
+    run_dir: Path
+    services: Sequence[str]
+    behaviors: Mapping[str, int]
+    max_steps: Mapping[str, int] = field(default_factory=dict)
+    summary_freq: int = 50_000
+    training: bool = True
+    tick_s: float = 1.0
+    service_lines_s: float = 30.0
+    patience_s: float = 60.0
+
+
+async def run(context: Context) -> None:
+    """Watches the run of `context` until it is stopped."""
+    settings = context.run.settings
+    info = RunInfo(
+        run_id=context.run.id,
+        run_dir=context.run.directory,
+        services=context.run.services,
+        behaviors={name: behavior.summary_freq for name, behavior in settings.behaviors.items()},
+        max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items()},
+        training=not settings.checkpoint_settings.inference,
+    )
+    await monitor(
+        context.transport,
+        info,
+        clock=context.clock,
+        wall_clock=context.wall_clock,
+        stop=context.stop,
+        stream=sys.stdout,
+        registry=context.registry,
+        board=await context.transport.board(context.service),
+    )
+
+
+async def monitor(
+    transport: Transport,
+    run: RunInfo,
+    *,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    stop: Stop,
+    stream: TextIO,
+    registry: Registry,
+    board: Board | None = None,
+) -> None:
+    """Watches a run until `stop`, then closes its books and draws its curves.
+
+    Args:
+        transport: opens the boards.
+        run: what is watched.
+        clock: gives seconds, rising.
+        wall_clock: gives seconds since the epoch.
+        stop: set after all services have published their last numbers.
+        stream: for console lines; progress bars where it is a terminal.
+        registry: of the monitor's own numbers.
+        board: where these are published, if anywhere.
+
+    Raises:
+        ExceptionGroup: of OSError where a file of the run can not be written.
+
+    Cancelled: the files are as they were within the last second; no curves are drawn.
+    """
+    subscriptions: dict[str, Subscription] = {}
+    display = console.display(stream, clock)
+    try:
+        for service in run.services:
+            subscriptions[service] = await transport.subscribe(service)
+        watch = Watch(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
+        async with anyio.create_task_group() as tasks:
+            for subscription in subscriptions.values():
+                tasks.start_soon(_follow, subscription, watch)
+            tasks.start_soon(_tick, watch, registry, board, run.tick_s, wall_clock)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+        watch.finish()
+    finally:
+        display.close()
+        with anyio.CancelScope(shield=True):
+            for subscription in subscriptions.values():
+                await subscription.aclose()
+
+
+async def _follow(subscription: Subscription, watch: Watch) -> None:
+    while True:
+        watch.take(subscription)
+        try:
+            await subscription.changed()
+        except Closed:
+            return
+
+
+async def _tick(
+    watch: Watch, own: Registry, board: Board | None, period_s: float, wall_clock: Callable[[], float]
+) -> None:
+    while True:
+        own.add("ticks")
+        own.add("intervals", watch.tick())
+        if board is not None:
+            board.publish(KEY, own.snapshot(wall_clock()))
+        await anyio.sleep(period_s)
+
+
+class Watch:
+    """The monitor without its waiting: takes numbers in, and writes what they mean.
+
+    Args:
+        run: what is watched.
+        subscriptions: by service.
+        display: for the console.
+        clock: gives seconds, rising.
+        wall_clock: gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        run: RunInfo,
+        subscriptions: Mapping[str, Subscription],
+        display: console.Display,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._subscriptions = subscriptions
+        self._display = display
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._files = RunFiles(run.run_dir, wall_clock())
+        self._overview = Overview(run.services, training=run.training)
+        self._intervals = Intervals(self._overview, run.behaviors, run.summary_freq, run.max_steps)
+        self._paces: dict[str, Pace] = {}
+        self._windows = status.Windows()
+        self._service_lines: dict[str, dict[str, Any]] = {}
+        self._service_lines_due_s = clock() + run.service_lines_s
+        self._arrived_s: dict[str, float] = {}
+        self._told_s: dict[str, float] = {}
+        self._last: dict[str, Interval] = {}
+        self._restore()
+
+    def take(self, subscription: Subscription) -> None:
+        """Takes in what is on a board."""
+        metrics = subscription.latest.get(KEY)
+        if isinstance(metrics, Metrics) and self._overview.update(metrics):
+            self._arrived_s[metrics.service] = self._clock()
+
+    def tick(self) -> int:
+        """Writes what is due; returns the number of intervals that ended."""
+        clock_s, time_s = self._clock(), self._wall_clock()
+        ended = 0
+        for behavior in self._behaviors():
+            self._look(behavior, clock_s, time_s)
+            if self._intervals.due(behavior):
+                self._summarise(behavior, clock_s, time_s)
+                ended += 1
+            elif clock_s - self._told_s[behavior] >= self._run.patience_s:
+                self._reassure(behavior, clock_s, time_s)
+        if clock_s >= self._service_lines_due_s:
+            self._service_lines_due_s = clock_s + self._run.service_lines_s
+            self._write_services(time_s)
+        self._write_status(clock_s, time_s, ended=False)
+        return ended
+
+    def finish(self) -> None:
+        """Takes in the last numbers, closes every interval, and draws the curves."""
+        for subscription in self._subscriptions.values():
+            self.take(subscription)
+        clock_s, time_s = self._clock(), self._wall_clock()
+        for behavior in self._behaviors():
+            self._look(behavior, clock_s, time_s)
+            if self._intervals.progressed(behavior):
+                self._summarise(behavior, clock_s, time_s)
+        self._write_services(time_s)
+        self._write_status(clock_s, time_s, ended=True)
+        self._files.draw(self._run.run_id)
+
+    def _behaviors(self) -> list[str]:
+        return sorted({*self._run.behaviors, *self._overview.behaviors()})
+
+    def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
+        self._intervals.track(behavior, time_s)
+        self._told_s.setdefault(behavior, clock_s)
+        produced = int(self._overview.of(behavior).counters.get("steps", 0))
+        self._paces.setdefault(behavior, Pace()).look(clock_s, produced)
+
+    def _summarise(self, behavior: str, clock_s: float, time_s: float) -> None:
+        interval = self._intervals.close(behavior, time_s)
+        self._last[behavior], self._told_s[behavior] = interval, clock_s
+        self._files.append(interval.plain())
+        self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
+        self._display.line(console.line(interval))
+
+    def _reassure(self, behavior: str, clock_s: float, time_s: float) -> None:
+        self._told_s[behavior] = clock_s
+        self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
+
+    def _stuck(self) -> list[str]:
+        """Which services are silent, or wait for something."""
+        found = []
+        for service, subscription in self._subscriptions.items():
+            latest, age_s = self._overview.services[service].latest, subscription.heard_age
+            if latest is None:
+                found.append(f"{service} has not reported yet")
+            elif age_s > SILENT_S:
+                found.append(f"{service} is silent")
+            elif latest.waiting_for:
+                found.append(f"{service} waits for {latest.waiting_for}")
+        return found
+
+    def _write_services(self, time_s: float) -> None:
+        for service, totals in self._overview.services.items():
+            self._service_lines[service] = self._windows.report(service, totals, time_s)
+            self._files.append(self._service_lines[service])
+        text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors())
+        self._files.replace("metrics.prom", text)
+
+    def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
+        content = {
+            "run_id": self._run.run_id,
+            "time_s": time_s,
+            "ended": ended,
+            "services": {service: self._service(service, clock_s) for service in self._overview.services},
+            "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
+        }
+        self._files.replace("status.json", to_json(content))
+        self._files.replace("monitor.json", to_json(self._state(time_s)))
+
+    def _service(self, service: str, clock_s: float) -> dict[str, Any]:
+        subscription = self._subscriptions.get(service)
+        heard_s = subscription.heard_age if subscription else float("inf")
+        age_s = clock_s - self._arrived_s.get(service, float("-inf"))
+        line = self._service_lines.get(service)
+        return status.service_entry(self._overview.services[service], line, heard_s, age_s)
+
+    def _behavior(self, behavior: str, time_s: float) -> dict[str, Any]:
+        pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
+        self._display.progress(behavior, now.step, now.max_steps, pace.recent)
+        return status.behavior_entry(now, self._last.get(behavior), self._figures(behavior), pace.recent)
+
+    def _figures(self, behavior: str) -> Figures:
+        return figures(self._overview, behavior, self._paces[behavior].mean(self._overview.trained(behavior)))
+
+    def _state(self, time_s: float) -> dict[str, Any]:
+        return {
+            "time_s": time_s,
+            "services": self._overview.state(),
+            "intervals": self._intervals.state(),
+            "paces": {behavior: pace.state() for behavior, pace in self._paces.items()},
+        }
+
+    def _restore(self) -> None:
+        text = self._files.read("monitor.json")
+        if text is None:
+            return
+        try:
+            state = json.loads(text)
+            paces = {behavior: Pace.restored(pace) for behavior, pace in state["paces"].items()}
+            self._intervals.restore(state["intervals"], self._wall_clock() - state["time_s"])
+            self._overview.restore(state["services"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            logs.get().warning("monitor.json can not be read: counting starts again", error=repr(error))
+            return
+        self._paces = paces

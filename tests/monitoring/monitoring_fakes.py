@@ -1,0 +1,115 @@
+"""A run of fakes: boards in memory, services that publish what a test tells them to."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import anyio
+
+from pipeline.messages.service import Metrics
+from pipeline.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
+
+EPOCH_S = 1_700_000_000.0
+
+
+class FakeSubscription:
+    """One subscriber's end; the test publishes into it."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] = {}
+        self.publisher = ""
+        self.heard_age = math.inf
+        self.closed = False
+        self._news = anyio.Event()
+
+    def publish(self, record: Metrics) -> None:
+        self.latest["metrics"] = record
+        self.publisher, self.heard_age = record.start, 0.0
+        self._news.set()
+
+    async def changed(self) -> None:
+        await self._news.wait()
+        self._news = anyio.Event()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class FakeTransport:
+    """Opens fake subscriptions, and remembers them."""
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[str, FakeSubscription] = {}
+
+    async def subscribe(self, service: str) -> FakeSubscription:
+        return self.subscriptions.setdefault(service, FakeSubscription())
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the monitor has no business with {name}")
+
+
+class FakeRun:
+    """The services of a run with one behavior, Balance, as they publish their numbers."""
+
+    services = ("stepping-0", "assembly", "coordination", "learning-Balance")
+
+    def __init__(self) -> None:
+        self.starts = dict.fromkeys(self.services, 1)
+        self.registries = {service: self._registry(service) for service in self.services}
+        self.produced = self.trained = 0
+
+    def _registry(self, service: str) -> Registry:
+        registry = Registry(service, f"{service}.{self.starts[service]}")
+        registry.histogram("lag/Balance", LAG_BOUNDS)
+        registry.histogram("action_latency_s", LATENCY_BOUNDS)
+        return registry
+
+    def restart(self, service: str) -> None:
+        self.starts[service] += 1
+        self.registries[service] = self._registry(service)
+
+    def collect(self, steps: int, returns: list[float], length: int = 100) -> None:
+        self.produced += steps
+        self.registries["stepping-0"].add("steps/Balance", steps)
+        self.registries["stepping-0"].observe_many("action_latency_s", [0.0005] * 99 + [0.004])
+        self.registries["stepping-0"].queue("steps", messages=3, steps=300, capacity=64, waits=1, waited_s=0.5)
+        assembly = self.registries["assembly"]
+        assembly.observe_moments("episode_return", returns, "Balance")
+        assembly.observe_moments("episode_length", [length] * len(returns), "Balance")
+        assembly.gauge("episodes_open/Balance", 64)
+        assembly.gauge("episode_oldest/Balance", 812)
+        self._keep_books()
+
+    def train(self, steps: int, lag: int = 1, entropy: float = 1.42) -> None:
+        self.trained += steps
+        learner = self.registries["learning-Balance"]
+        learner.add("trained/Balance", steps)
+        learner.add("updates/Balance")
+        learner.gauge("max_steps/Balance", 500_000)
+        learner.gauge("version/Balance", 7)
+        learner.observe_many("lag/Balance", [lag] * steps)
+        learner.observe_mean("Policy/Entropy", entropy, 10, "Balance")
+        learner.observe_mean("Losses/Policy Loss", 0.25, 10, "Balance")
+        learner.observe_mean("Losses/Value Loss", 0.5, 10, "Balance")
+        self._keep_books()
+
+    def _keep_books(self) -> None:
+        books = {"produced": self.produced, "trained": self.trained, "open": self.produced - self.trained}
+        for column in ("produced", "trained", "ghost", "stale", "lost", "open"):
+            self.registries["coordination"].gauge(f"books.{column}/Balance", books.get(column, 0))
+        self.registries["coordination"].gauge("episodes/Balance", 37)
+        self.registries["coordination"].gauge("reward_mean_last100/Balance", 45.0)
+
+    def records(self, time_s: float = EPOCH_S) -> list[Metrics]:
+        return [registry.snapshot(time_s, "segments") for registry in self.registries.values()]
+
+    def publish(self, transport: FakeTransport) -> None:
+        for record in self.records():
+            transport.subscriptions[record.service].publish(record)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

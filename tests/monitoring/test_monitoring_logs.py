@@ -1,0 +1,115 @@
+"""Structured logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import logs
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def path(folder: Path, stream: io.StringIO) -> Iterator[Path]:
+    yield logs.configure(folder, "run-1", "learning-Ball", console=True, stream=stream, wall_clock=lambda: 0.5)
+    logs.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_line_names_run_service_and_behavior(path: Path) -> None:
+    logs.get(behavior="Ball").info("checkpoint saved", step=24_000)
+    assert path.parts[-2:] == ("logs", "learning-Ball.jsonl")
+    assert lines(path) == [
+        {
+            "timestamp": "1970-01-01T00:00:00.500+00:00",
+            "level": "info",
+            "event": "checkpoint saved",
+            "run_id": "run-1",
+            "service": "learning-Ball",
+            "behavior": "Ball",
+            "step": 24_000,
+            "logger": "sparring",
+        }
+    ]
+
+
+def test_only_what_matters_reaches_the_console(path: Path, stream: io.StringIO) -> None:
+    log = logs.get()
+    log.info("routine")
+    log.info("listening", notice=True, address="tcp://127.0.0.1:5005")
+    log.warning("queue is full", queue="segments")
+    assert stream.getvalue().splitlines() == [
+        "00:00:00  info     learning-Ball  listening  address=tcp://127.0.0.1:5005",
+        "00:00:00  warning  learning-Ball  queue is full  queue=segments",
+    ]
+    assert [line["event"] for line in lines(path)] == ["routine", "listening", "queue is full"]
+
+
+def test_the_standard_library_and_warnings_end_in_the_same_file(path: Path) -> None:
+    logging.getLogger("some.library").warning("slow by %d s", 3, extra={"host": "a", "token": "t"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("careful", UserWarning, stacklevel=1)
+    first, second = lines(path)
+    assert (first["event"], first["logger"], first["host"], first["token"]) == (
+        "slow by 3 s",
+        "some.library",
+        "a",
+        "***",
+    )
+    assert (second["logger"], second["level"]) == ("py.warnings", "warning")
+    assert "UserWarning: careful" in second["event"]
+
+
+def test_exceptions_are_rendered_in_both_places(path: Path, stream: io.StringIO) -> None:
+    try:
+        int("bad shape")
+    except ValueError:
+        logs.get().exception("update failed")
+    assert lines(path)[0]["exception"].endswith("'bad shape'")
+    assert stream.getvalue().rstrip().endswith("'bad shape'")
+
+
+def test_secrets_are_hidden_at_any_depth(path: Path, stream: io.StringIO) -> None:
+    logs.get(credential="c1").warning("hello", peer={"Token": "t1", "keys": [{"secret_key": "k1", "n": 1}]}, key="k2")
+    (line,) = lines(path)
+    assert line["credential"] == line["key"] == "***"
+    assert line["peer"] == {"Token": "***", "keys": [{"secret_key": "***", "n": 1}]}
+    assert not any(secret in stream.getvalue() for secret in ("c1", "t1", "k1", "k2"))
+
+
+def test_every_value_is_valid_json(path: Path) -> None:
+    logs.get().info("values", loss=float("nan"), mean=np.float32(0.5), path=Path("a"), shape=(2, 3))
+    (line,) = lines(path)
+    assert (line["loss"], line["mean"], line["path"], line["shape"]) == ("nan", 0.5, "a", [2, 3])
+
+
+def test_configuring_again_takes_the_place_of_the_first(path: Path, folder: Path) -> None:
+    second = logs.configure(folder, "run-1", "assembly")
+    logs.get().info("hello")
+    assert lines(path) == []
+    assert len(lines(second)) == 1
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), unique=True))
+def test_no_name_leads_out_of_its_folder_and_names_stay_different(names: list[str]) -> None:
+    files = [logs.file_name(name) for name in names]
+    assert len(set(files)) == len(files)
+    assert not any("/" in file or file in {"", ".", ".."} for file in files)

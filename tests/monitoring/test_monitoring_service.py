@@ -1,0 +1,273 @@
+"""The monitor itself, over fake boards and a virtual clock."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pipeline.metrics import Registry
+from services.monitor import RunInfo, monitor
+
+
+class Watched:
+    """A running monitor."""
+
+    def __init__(self, transport: FakeTransport, folder: Path, **info: Any) -> None:
+        self.transport = transport
+        self.folder = folder
+        self.out = io.StringIO()
+        self.stop = anyio.Event()
+        self.published: list[Any] = []
+        self._info = RunInfo(
+            run_id="r1",
+            run_dir=folder,
+            services=FakeRun.services,
+            behaviors={"Balance": 10_000},
+            max_steps={"Balance": 500_000},
+            **info,
+        )
+
+    async def run(self) -> None:
+        await monitor(
+            self.transport,
+            self._info,
+            clock=anyio.current_time,
+            wall_clock=lambda: EPOCH_S + anyio.current_time() % 1e6,
+            stop=self.stop,
+            stream=self.out,
+            registry=Registry("monitor", "monitor.1"),
+            board=self,
+        )
+
+    def publish(self, key: str, record: Any) -> None:
+        self.published.append((key, record))
+
+    async def aclose(self) -> None: ...
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.getvalue().splitlines()
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [record for record in records if record["type"] == kind]
+
+
+async def seconds(number: float) -> None:
+    await anyio.sleep(number)  # virtual time
+
+
+async def work(run: FakeRun, transport: FakeTransport, ticks: int, steps: int = 5_000) -> None:
+    for _ in range(ticks):
+        run.collect(steps, [40.0, 50.0])
+        run.train(steps)
+        run.publish(transport)
+        await seconds(1)
+
+
+@pytest.mark.anyio
+async def test_a_run_is_told_on_the_console_in_files_and_in_curves(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        await work(fake_run, transport, 5)
+        watched.stop.set()
+    assert watched.lines == [
+        "Balance  step 10,000  5.0k/s  reward 45 +- 5 (4 episodes)  updates 2  lag 1.0/1  entropy 1.42"
+        "  open 64 episodes, oldest 812 steps",
+        "Balance  step 20,000  5.0k/s  reward 45 +- 5 (4 episodes)  updates 2  lag 1.0/1  entropy 1.42"
+        "  open 64 episodes, oldest 812 steps",
+        "Balance  step 25,000  3.3k/s  reward 45 +- 5 (2 episodes)  updates 1  lag 1.0/1  entropy 1.42"
+        "  open 64 episodes, oldest 812 steps",
+    ]
+    assert [record["step"] for record in watched.records("interval")] == [10_000, 20_000, 25_000]
+    assert {record["service"] for record in watched.records("service")} == set(FakeRun.services)
+    accumulator = EventAccumulator(str(folder / "Balance"))
+    accumulator.Reload()
+    assert [e.step for e in accumulator.Scalars("Environment/Cumulative Reward")] == [10_000, 20_000, 25_000]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "sparring_trained_total" in (folder / "metrics.prom").read_text()
+    assert all(subscription.closed for subscription in transport.subscriptions.values())
+
+
+@pytest.mark.anyio
+async def test_the_status_is_never_older_than_a_second(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        assert watched.read("status.json")["services"]["assembly"]["heard_s"] is None
+        await work(fake_run, transport, 12, steps=1_000)
+        status = watched.read("status.json")
+        balance = status["behaviors"]["Balance"]
+        assert (status["run_id"], status["ended"], list(status["services"])) == ("r1", False, [*FakeRun.services])
+        assert (balance["step"], balance["max_steps"], balance["reward"]) == (12_000, 500_000, 45.0)
+        assert balance["steps_per_s"] == pytest.approx(1_000)
+        assert (balance["open_episodes"], balance["oldest"], balance["version"]) == (64, 812, 7)
+        assert balance["figures"]["books"]["produced"] == 12_000
+        stepping = status["services"]["stepping-0"]
+        assert (stepping["waiting_for"], stepping["queues"]["steps"]["messages"]) == ("segments", 3)
+        assert stepping["histograms"]["action_latency_s"]["p50"] == pytest.approx(0.0005, rel=0.12)
+        watched.stop.set()
+    assert watched.read("status.json")["ended"] is True
+
+
+@pytest.mark.anyio
+async def test_a_restarted_service_does_not_make_the_numbers_jump_back(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        await work(fake_run, transport, 3)
+        for service in FakeRun.services:
+            fake_run.restart(service)
+        await work(fake_run, transport, 3)
+        watched.stop.set()
+    assert [record["trained"] for record in watched.records("interval")] == [10_000, 10_000, 10_000]
+    status = watched.read("status.json")
+    assert status["services"]["learning-Balance"]["starts"] == 2
+    assert status["behaviors"]["Balance"]["figures"]["updates"] == 6
+
+
+@pytest.mark.anyio
+async def test_a_restarted_monitor_goes_on_where_the_last_one_died(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    first = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.run)
+        await seconds(0.5)
+        await work(fake_run, transport, 3)
+        tasks.cancel_scope.cancel()
+    assert not (folder / "curves.png").exists()
+    fake_run.restart("assembly")
+    second = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.run)
+        await seconds(0.5)
+        await work(fake_run, transport, 3)
+        second.stop.set()
+    records = second.records("interval")
+    assert [record["step"] for record in records] == [10_000, 20_000, 30_000]
+    assert [record["trained"] for record in records] == [10_000, 10_000, 10_000]
+    assert [record["episodes"] for record in records] == [4, 4, 4]
+    assert second.read("status.json")["behaviors"]["Balance"]["figures"]["updates"] == 6
+
+
+@pytest.mark.anyio
+async def test_a_damaged_state_means_counting_anew_not_dying(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    (folder / "monitor.json").write_text('{"time_s": 0}')
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        await work(fake_run, transport, 2)
+        watched.stop.set()
+    assert [record["step"] for record in watched.records("interval")] == [10_000]
+
+
+@pytest.mark.anyio
+async def test_a_run_that_does_not_move_says_every_minute_who_waits_for_what(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        transport.subscriptions["stepping-0"].publish(fake_run.registries["stepping-0"].snapshot(EPOCH_S, "simulators"))
+        await seconds(60)
+        assert watched.lines == [
+            "Balance  step 0 of 500,000  +0 trained and +0 produced in 60 s  no episode ended"
+            "  open 0 episodes, oldest 0 steps  stepping-0 waits for simulators  assembly has not reported yet"
+            "  coordination has not reported yet  learning-Balance has not reported yet"
+        ]
+        transport.subscriptions["stepping-0"].heard_age = 70.0
+        await seconds(60)
+        assert "  stepping-0 is silent  " in watched.lines[1]
+        watched.stop.set()
+
+
+@pytest.mark.anyio
+async def test_no_episode_for_long_is_told_with_those_under_way(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        fake_run.collect(10_000, [])
+        fake_run.train(10_000)
+        fake_run.publish(transport)
+        await seconds(1)
+        watched.stop.set()
+    assert "  no episode ended  " in watched.lines[0]
+    assert "  open 64 episodes, oldest 812 steps" in watched.lines[0]
+
+
+@pytest.mark.anyio
+async def test_a_behavior_nobody_announced_is_watched_too_and_stays_in_the_folder(
+    transport: FakeTransport, folder: Path
+) -> None:
+    watched = Watched(transport, folder, summary_freq=100)
+    registry = Registry("learning-Balance", "learning-Balance.1")
+    registry.add("trained/..", 150)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        transport.subscriptions["learning-Balance"].publish(registry.snapshot(EPOCH_S))
+        await seconds(1)
+        watched.stop.set()
+    assert watched.records("interval")[0]["behavior"] == ".."
+    assert list((folder / "%2E%2E").glob("events.out.tfevents.*"))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.anyio
+async def test_the_monitor_publishes_numbers_of_its_own(transport: FakeTransport, folder: Path) -> None:
+    watched = Watched(transport, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(3.5)
+        watched.stop.set()
+    assert [record.counters["ticks"] for _, record in watched.published] == [1, 2, 3, 4]
+
+
+@pytest.mark.anyio
+async def test_a_folder_that_is_gone_is_an_error_and_not_silence(transport: FakeTransport, folder: Path) -> None:
+    watched = Watched(transport, folder / "missing")
+    with pytest.raises(FileNotFoundError):
+        await watched.run()
+    assert all(subscription.closed for subscription in transport.subscriptions.values())
+
+
+def test_the_monitor_loads_neither_torch_nor_tensorflow_nor_matplotlib(tmp_path: Path) -> None:
+    script = """
+import sys
+import services.monitor
+from pipeline.monitoring import events
+events.opening(0.0) + events.event({"a/b": 1.0}, 1, 0.0) + events.restart(1, 0.0)
+print([name for name in ("torch", "tensorflow", "matplotlib", "zmq") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout.strip() == "[]"
