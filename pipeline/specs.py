@@ -6,15 +6,16 @@ play against each other with it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, Self
-from urllib.parse import parse_qsl
 
 from pipeline.errors import Explained
 
 ObservationKind = Literal["vector", "image", "entities", "goal"]
 ObservationDtype = Literal["float32", "uint8"]
 
+_ID = re.compile(r"([^?]+)(?:\?team=([0-9]{1,10}))?")
 _RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities": (2,), "goal": (1,)}
 
 
@@ -126,17 +127,13 @@ class BehaviorId:
         """Reads `Name` or `Name?team=N`.
 
         Raises:
-            SpecError: the name is empty, the team is no number or negative, or there is another query.
+            SpecError: the name is empty, the team is no number from 0 to 2^31 - 1, or there is another query.
         """
-        name, _, query = text.partition("?")
-        team = 0
-        for key, value in parse_qsl(query, keep_blank_values=True):
-            if key != "team" or not value.isdigit():
-                raise _bad_id(text)
-            team = int(value)
-        if not name or (query and "team=" not in query) or team > 2**31 - 1:
+        found = _ID.fullmatch(text)
+        team = int(found[2] or 0) if found else -1
+        if found is None or team > 2**31 - 1:
             raise _bad_id(text)
-        return cls(name=name, team=team)
+        return cls(name=found[1], team=team)
 
     def __str__(self) -> str:
         return f"{self.name}?team={self.team}"
@@ -144,7 +141,7 @@ class BehaviorId:
 
 def _bad_id(text: str) -> SpecError:
     return SpecError(
-        got=f"behavior id {text!r}",
+        got=f"behavior id {text!r:.100}",
         expected="`Name` or `Name?team=N` with N from 0",
         remedy="correct the behavior id in the simulator",
     )

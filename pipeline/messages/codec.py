@@ -66,14 +66,14 @@ SIMULATORS: Final = Limits(total=64 * 2**20, header=2**18, arrays=1024)
 # ---------------------------------------------------------------- frames (between services)
 
 
-def encode(value: object) -> list[Buffer]:
+def encode(value: Any) -> list[Buffer]:
     """A record as frames: the header, then one frame for each array.
 
     Raises:
         CodecError: a field holds what its annotation does not allow.
     """
     arrays: Arrays = []
-    body = _encoder(type(value))(value, arrays)
+    body = _encoder(value.__class__)(value, arrays)
     described = [[array.dtype.str, array.shape] for array in arrays]
     header: bytes = msgpack.packb({"type": tag_of(value), "body": body, "arrays": described})
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
@@ -127,6 +127,8 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Any:
         CodecError: anything else is wrong with it.
     """
     view = memoryview(message).toreadonly()
+    if len(view) < PREFIX.size:
+        raise CodecError(got=f"{len(view)} bytes", expected=f"at least {PREFIX.size}", remedy="send a length prefix")
     total, header_size = PREFIX.unpack_from(view)
     check_prefix(total, header_size, limits)
     if len(view) != total:
@@ -219,8 +221,8 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
             header,
             max_str_len=limits.items,
             max_bin_len=limits.items,
-            max_array_len=limits.items,
-            max_map_len=limits.items,
+            max_array_len=min(limits.items, len(header)),  # an entry takes a byte at least: no nest of claims
+            max_map_len=min(limits.items, len(header)),
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
@@ -254,8 +256,10 @@ def _described(claim: Any, limits: Limits) -> tuple[np.dtype[Any], list[int], in
         raise CodecError(got=f"dtype {text!r:.40}", expected=f"one of {sorted(_DTYPES)}", remedy="convert the array")
     if len(shape) > limits.ndim:
         raise _too_much("dimensions in an array", len(shape), limits.ndim)
-    if not all(type(size) is int and 0 <= size <= limits.total for size in shape):
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
+    if max(shape, default=0) > limits.total:
+        raise _too_much("entries in a dimension", max(shape), limits.total)
     size = math.prod(shape) * dtype.itemsize
     if size > limits.total:
         raise _too_much("bytes in an array", size, limits.total)
@@ -293,7 +297,7 @@ def _record(header: dict[str, Any], arrays: Arrays) -> Any:
     cls = TAGS.get(tag) if isinstance(tag, str) else None
     if cls is None:
         raise CodecError(got=f"type {tag!r:.60}", expected=f"one of {sorted(TAGS)}", remedy="speak the same version")
-    return _decoder(cls)(header["body"], arrays, tag)
+    return _decoder(typing.cast("Any", cls))(header["body"], arrays, tag)
 
 
 # ---------------------------------------------------------------- compiled from annotations
@@ -355,7 +359,7 @@ def _encode_value(hint: Any) -> Encode:
     if columns := _columns(hint):
         return _encode_array(columns)
     if dataclasses.is_dataclass(hint):
-        return _encoder(typing.cast("type[Any]", hint))
+        return _encoder(typing.cast("Any", hint))
     if origin in (types.UnionType, typing.Union):
         inner = _encode_value(next(arg for arg in args if arg is not type(None)))
         return lambda value, arrays: None if value is None else inner(value, arrays)
@@ -387,7 +391,7 @@ def _decode_value(hint: Any) -> Decode:
     if columns := _columns(hint):
         return _decode_array(columns)
     if dataclasses.is_dataclass(hint):
-        return _decoder(typing.cast("type[Any]", hint))
+        return _decoder(typing.cast("Any", hint))
     if origin in (types.UnionType, typing.Union):
         inner = _decode_value(next(arg for arg in args if arg is not type(None)))
         return lambda plain, arrays, where: None if plain is None else inner(plain, arrays, where)

@@ -263,8 +263,13 @@ class LearnerState:
         updates: in the lineage of the current weights.
         trained: steps in that lineage.
         taken: steps got from the queue since this start.
+        training: of these, steps in the update under way.
+        buffered: of these, steps that wait for an update.
         stale: steps dropped as too old since this start.
+        duplicate: steps dropped because they had been taken before, since this start.
         done: `max_steps` is reached.
+        checkpoint: folder of the newest checkpoint within the run folder, "" for none.
+        weights_sha256: of the weights published last.
     """
 
     behavior: str
@@ -272,9 +277,14 @@ class LearnerState:
     version: int
     updates: int
     trained: int
-    taken: int
-    stale: int
-    done: bool
+    taken: int = 0
+    training: int = 0
+    buffered: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    done: bool = False
+    checkpoint: str = ""
+    weights_sha256: str = ""
 
 
 @record("produced")
@@ -284,16 +294,18 @@ class Produced:
     Attributes:
         spec: of the behavior.
         steps: completed steps.
-        pending: decisions acted on and not completed.
-        allowance: the permit it works on.
+        serial: of the permit it works on.
+        allowance: what it keeps of that permit: less than granted where it gives the rest back.
         agents: live agents.
+        waiting: live agents whose decision waits for a permit or for weights.
     """
 
     spec: BehaviorSpec
     steps: int
-    pending: int
+    serial: int
     allowance: int
     agents: int
+    waiting: int
 
 
 @record("stepping_state")
@@ -318,10 +330,12 @@ class Permit:
     """How far a source may go with one behavior.
 
     Attributes:
-        allowance: steps it may start since its own start, cumulative.
+        serial: counts the permits of this source and behavior.
+        allowance: steps it may produce since its own start, cumulative.
         version: policy version to wait for before using it; 0 for any.
     """
 
+    serial: int
     allowance: int
     version: int = 0
 
@@ -354,6 +368,31 @@ class Cuts:
     behaviors: dict[str, Cut]
 
 
+@record("assembled")
+class Assembled:
+    """What assembly holds of one behavior from one source.
+
+    Attributes:
+        received: steps the source had produced by the last part that arrived.
+        open: steps in open segments.
+        closed: steps in finished segments that are not sent yet.
+        orphaned: steps it could not record, because they began before this start.
+    """
+
+    received: int
+    open: int
+    closed: int
+    orphaned: int
+
+
+@record("assembly_state")
+class AssemblyState:
+    """Where assembly stands: `held["Name"]["stepping-0.1"]`."""
+
+    origin: str
+    held: dict[str, dict[str, Assembled]]
+
+
 @record("books")
 class Books:
     """produced = trained + ghost + stale + lost + open, in steps, for one behavior name."""
@@ -374,15 +413,21 @@ class RunState:
         start: this start of coordination.
         finished: every behavior has reached its end.
         specs: of every behavior seen so far.
-        books: by behavior name.
+        books: by behavior name; `open` is what the other terms leave.
+        routed: by behavior name, steps received and not yet acknowledged by the learner.
         versions: highest version seen of each behavior.
+        reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first.
+        episodes: by behavior name, episodes ended.
     """
 
     start: str
     finished: bool
     specs: dict[str, BehaviorSpec]
     books: dict[str, Books]
+    routed: dict[str, int]
     versions: dict[str, int]
+    reward_mean_last100: dict[str, float]
+    episodes: dict[str, int]
 
 
 @record("histogram")

@@ -13,6 +13,7 @@ subscriber is served at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,8 +150,11 @@ class SendingQueue(Protocol):
     def put_nowait(self, record: Any, steps: int) -> None:
         """As `put`, but raises `Full` where that would wait."""
 
-    def on_acknowledged(self, callback: Any) -> None:
+    def on_acknowledged(self, callback: Callable[[int, int], None]) -> None:
         """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change."""
+
+    def on_receiver(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback(receivers)` with the starts seen so far when a start of the receiver is first heard of, before its credit is used."""
 
     async def drain(self) -> None:
         """Returns when everything put has been acknowledged. Cancelled: nothing is lost."""

@@ -1,0 +1,44 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replaces `path` by `data` in one step: a reader sees the old or the new, never a part.
+
+    Args:
+        path: its folder exists.
+        data: the whole content.
+        durable: also survive a loss of power, at the price of waiting for the disk.
+
+    Raises:
+        OSError: the disk is full or the folder can not be written; `path` is as it was.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes renames within a folder survive a loss of power, where the platform can."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,235 @@
+"""Where a service runs: as a process of its own, or as a task beside others.
+
+Both hosts start services and simulators and say how they ended. A process holds the reading end of a
+pipe whose writing end only the supervisor has: when that closes, however the supervisor died, the
+process ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from pipeline.errors import SparringError
+
+PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
+UNUSABLE: Final = 3
+"""Exit status of a service whose failure a restart can not mend."""
+
+_TAIL: Final = 2000
+
+
+class Hosted(Protocol):
+    """Something that runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None for a task."""
+
+    async def wait(self) -> str:
+        """Returns when it has ended: "" in order, else what went wrong."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it ended in a way that a restart can not mend."""
+
+    def stop(self) -> None:
+        """Asks it to end in order."""
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+
+class Process:
+    """A running process.
+
+    Args:
+        process: started, in a session of its own.
+        errors: file that holds its standard error, for the last words.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+        self._offset = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it said that a restart would not help."""
+        return self._process.returncode == UNUSABLE
+
+    async def wait(self) -> str:
+        """Returns when it has ended."""
+        status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
+        if status == 0:
+            return ""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        words = await anyio.to_thread.run_sync(self._last_words)
+        return f"{how}: {words}" if words else how
+
+    def stop(self) -> None:
+        """Sends SIGTERM."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _last_words(self) -> str:
+        """The end of its standard error: the line that names the failure."""
+        try:
+            text = self._errors.read_bytes()[-_TAIL:].decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+class ProcessHost:
+    """Starts processes that end with this one.
+
+    Args:
+        logs: folder for their standard error.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._reader, self._writer = os.pipe()
+        os.set_inheritable(self._reader, True)
+
+    def close(self) -> None:
+        """Closes the pipe: whatever still runs ends."""
+        for descriptor in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> Process:
+        """Starts `command`.
+
+        Args:
+            name: names the file for its standard error.
+            command: program and arguments.
+            environment: variables beside our own.
+            output: where its standard output goes; None sends it to the same file.
+
+        Raises:
+            OSError: it can not be started.
+        """
+        path = self._logs / f"{name}.stderr"
+        with path.open("ab") as errors:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=errors if output is None else output,
+                stderr=errors,
+                env={**os.environ, **environment, PIPE_VARIABLE: str(self._reader)},
+                pass_fds=(self._reader,),
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops the others in order
+            )
+        return Process(process, path)
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        """Starts a foreign program under a watcher that ends it when we are gone. Raises as `start`."""
+        watcher = [sys.executable, "-m", "services.watcher", str(self._reader), "--", *command]
+        return self.start(name, watcher, environment)
+
+
+class Task:
+    """A service that runs as a task."""
+
+    def __init__(self) -> None:
+        self.stopping = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
+        self._failure = ""
+        self._hopeless = False
+
+    @property
+    def pid(self) -> int | None:
+        """None: it has no process."""
+        return None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it failed with one of our own errors, which the next start would meet again."""
+        return self._hopeless
+
+    async def run(self, work: Callable[[anyio.Event], Awaitable[None]]) -> None:
+        """Runs `work` and keeps how it ended."""
+        try:
+            with self._scope:
+                await work(self.stopping)
+            if self._scope.cancelled_caught:
+                self._failure = "killed"
+        except Exception as error:
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._failure = f"{type(first).__name__}: {first}"
+            self._hopeless = isinstance(first, SparringError)
+        finally:
+            self._ended.set()
+
+    async def wait(self) -> str:
+        """Returns when it has ended."""
+        await self._ended.wait()
+        return self._failure
+
+    def stop(self) -> None:
+        """Sets its stop signal."""
+        self.stopping.set()
+
+    def kill(self) -> None:
+        """Cancels it."""
+        self._scope.cancel()
+
+
+def start_task(tasks: TaskGroup, work: Callable[[anyio.Event], Awaitable[None]]) -> Task:
+    """Starts `work` as a task of `tasks`."""
+    task = Task()
+    tasks.start_soon(task.run, work)
+    return task
+
+
+def end_with_supervisor() -> None:
+    """Makes this process end when its supervisor does; does nothing where it was started alone."""
+    text = os.environ.pop(PIPE_VARIABLE, "")
+    if not text:
+        return
+    if sys.platform == "linux":  # also ends a process that is stopped and can not read its pipe
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    descriptor = int(text)
+    threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()
+
+
+def _end_at_close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(descriptor, 1)
+    os._exit(1)
+
+
+_LIMITERS: dict[int, anyio.CapacityLimiter] = {}
+
+
+def _waiters() -> anyio.CapacityLimiter:
+    """Waiting for processes must not use up the threads of others."""
+    return _LIMITERS.setdefault(os.getpid(), anyio.CapacityLimiter(1000))

@@ -1,0 +1,1 @@
+"""Learning: returns, losses, updates and checkpoints of one behavior name."""

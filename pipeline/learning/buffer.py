@@ -1,0 +1,196 @@
+"""The learner's buffer of finished segments.
+
+r rows of all segments, one segment after the other; s segments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.messages.service import Segments
+
+Array = NDArray[Any]
+
+_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
+_PER_SEGMENT = ("lengths", "terminated")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Segments as columns.
+
+    Attributes:
+        lengths: [s] rows of each segment.
+        terminated: [s] the episode ended with the segment: no bootstrap.
+        next_observations: one [s, *shape] per observation: what followed each segment.
+        observations: one [r, *shape] per observation.
+        continuous: [r, continuous actions] raw samples.
+        discrete: [r, branches] chosen index.
+        log_probs: [r] log-probability of the joint action when it was chosen.
+        masks: [r, choices of all branches] True = forbidden; None where nothing was.
+        rewards: [r] the agent's own reward.
+        group_rewards: [r] the group's reward.
+        versions: [r] policy version that acted.
+    """
+
+    lengths: Array
+    terminated: Array
+    next_observations: tuple[Array, ...]
+    observations: tuple[Array, ...]
+    continuous: Array
+    discrete: Array
+    log_probs: Array
+    masks: Array | None
+    rewards: Array
+    group_rewards: Array
+    versions: Array
+
+    @classmethod
+    def of(cls, record: Segments) -> Batch:
+        """The columns of a record that learning needs."""
+        return cls(**{name: getattr(record, name) for name in cls.__slots__})
+
+    @property
+    def steps(self) -> int:
+        """Number of rows."""
+        return len(self.rewards)
+
+
+class SegmentBuffer:
+    """Finished segments, oldest first. Its bound is the step budget of the behavior."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Batch] = deque()
+        self.steps = 0
+
+    def add(self, record: Segments) -> None:
+        """Appends the segments of `record`."""
+        self._append(Batch.of(record))
+
+    def take(self, steps: int) -> Batch:
+        """Removes exactly the `steps` oldest steps.
+
+        A segment that reaches beyond is split: its first part is closed at the boundary and
+        bootstraps with the observation there; the rest stays.
+
+        Args:
+            steps: from 1 to `self.steps`.
+
+        Raises:
+            ValueError: fewer steps are there, or `steps` is below 1.
+        """
+        if not 1 <= steps <= self.steps:
+            raise ValueError(f"got {steps} steps to take; expected 1 to the {self.steps} that are there")
+        taken: list[Batch] = []
+        missing = steps
+        while missing:
+            chunk = self._chunks.popleft()
+            if chunk.steps > missing:
+                chunk, rest = _split(chunk, missing)
+                self._chunks.appendleft(rest)
+            taken.append(chunk)
+            missing -= chunk.steps
+        self.steps -= steps
+        return _concatenate(taken)
+
+    def take_all(self) -> Batch:
+        """Removes everything; raises `ValueError` where nothing is."""
+        return self.take(self.steps)
+
+    def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
+        """Drops whole segments whose newest row is more than `max_lag` versions old, oldest first.
+
+        Args:
+            version: of the weights published last.
+            max_lag: in versions.
+            keep_at_least: a segment is kept where fewer steps would remain.
+
+        Returns:
+            Steps dropped.
+        """
+        before, chunks = self.steps, self._chunks
+        self._chunks = deque()
+        remaining, self.steps = before, 0
+        for chunk in chunks:
+            stale = _newest(chunk) < version - max_lag
+            for segment in np.flatnonzero(stale):
+                stale[segment] = remaining - chunk.lengths[segment] >= keep_at_least
+                remaining -= int(chunk.lengths[segment]) if stale[segment] else 0
+            self._append(_select(chunk, ~stale) if stale.any() else chunk)
+        return before - self.steps
+
+    def _append(self, chunk: Batch) -> None:
+        if chunk.steps:
+            self._chunks.append(chunk)
+            self.steps += chunk.steps
+
+
+def _newest(chunk: Batch) -> Array:
+    """[s] highest version in each segment."""
+    return np.maximum.reduceat(chunk.versions, np.cumsum(chunk.lengths) - chunk.lengths)
+
+
+def _select(chunk: Batch, kept: Array) -> Batch:
+    """The segments where `kept` is True."""
+    return _cut(chunk, np.repeat(kept, chunk.lengths), kept)
+
+
+def _split(chunk: Batch, at: int) -> tuple[Batch, Batch]:
+    """The rows before row `at` (not the first, not beyond the last) and the rest."""
+    ends = np.cumsum(chunk.lengths)
+    segment = int(np.searchsorted(ends, at))
+    inside = int(ends[segment]) - at  # rows of the boundary segment that stay behind
+    head = _cut(chunk, slice(0, at), slice(0, segment + 1))
+    tail = _cut(chunk, slice(at, None), slice(segment if inside else segment + 1, None))
+    if inside:
+        head = _replace(head, lengths=_with_last(head.lengths, head.lengths[-1] - inside))
+        head = _replace(head, terminated=_with_last(head.terminated, False))
+        following = tuple(
+            _with_last(next_rows, rows[at])
+            for next_rows, rows in zip(head.next_observations, chunk.observations, strict=True)
+        )
+        head = _replace(head, next_observations=following)
+        tail = _replace(tail, lengths=np.concatenate(([inside], tail.lengths[1:])).astype(tail.lengths.dtype))
+    return head, tail
+
+
+def _with_last(array: Array, value: Any) -> Array:
+    changed = array.copy()
+    changed[-1] = value
+    return changed
+
+
+def _replace(batch: Batch, **fields: Any) -> Batch:
+    return Batch(**({name: getattr(batch, name) for name in Batch.__slots__} | fields))
+
+
+def _cut(chunk: Batch, rows: Any, segments: Any) -> Batch:
+    """The given rows and segments of every column."""
+    return Batch(
+        **{name: getattr(chunk, name)[rows] for name in _PER_ROW},
+        **{name: getattr(chunk, name)[segments] for name in _PER_SEGMENT},
+        next_observations=tuple(column[segments] for column in chunk.next_observations),
+        observations=tuple(column[rows] for column in chunk.observations),
+        masks=None if chunk.masks is None else chunk.masks[rows],
+    )
+
+
+def _concatenate(chunks: list[Batch]) -> Batch:
+    """All segments of `chunks`; rows without masks get empty ones where others have some."""
+    width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
+    masks = None
+    if width is not None:
+        free = [np.zeros((chunk.steps, width), np.bool_) if chunk.masks is None else chunk.masks for chunk in chunks]
+        masks = np.concatenate(free)
+    joined = {name: np.concatenate([getattr(c, name) for c in chunks]) for name in (*_PER_ROW, *_PER_SEGMENT)}
+    return Batch(
+        **joined,
+        next_observations=tuple(map(np.concatenate, zip(*(c.next_observations for c in chunks), strict=True))),
+        observations=tuple(map(np.concatenate, zip(*(c.observations for c in chunks), strict=True))),
+        masks=masks,
+    )

@@ -1,0 +1,281 @@
+"""Checkpoints on disk: whole or not there, hashed, never pickled.
+
+    DIR/BEHAVIOR/checkpoint-000000012000/    kept: the newest `keep_checkpoints`
+                     weights.safetensors     actor and critic
+                     optimizer.safetensors   moments of Adam, random state
+                     state.json              all else, and the SHA-256 of the other two and of itself
+    DIR/BEHAVIOR/recovery-000000013000-0008/ steps and version; the newest only
+
+A checkpoint is written beside its place, flushed to the disk and then renamed, and none is ever
+written over: a crash leaves the old ones and perhaps a `.partial-` folder, which the next save
+removes. Where another lineage has reached the same steps, the version joins the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from pipeline.errors import CheckpointError
+from pipeline.networks.weights import Arrays, non_finite
+
+FORMAT: Final = 1
+
+_NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
+_TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
+_STATE: Final = "state.json"
+_FORBIDDEN: Final = frozenset('/\\:*?"<>|')
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose files are not what was written.
+
+    Args:
+        last_good: the newest undamaged checkpoint of the behavior, or None.
+    """
+
+    def __init__(self, *, got: str, expected: str, remedy: str, last_good: Path | None = None) -> None:
+        self.last_good = last_good
+        super().__init__(got=got, expected=expected, remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """Everything a learner needs to go on as if it had never stopped.
+
+    Attributes:
+        behavior: name.
+        description: what the networks were built from, as JSON: compared strictly where it is loaded.
+        version: of the weights published last.
+        updates: done.
+        trained: steps in them.
+        weights: of actor and critic.
+        optimizer: moments and random state.
+    """
+
+    behavior: str
+    description: dict[str, Any]
+    version: int
+    updates: int
+    trained: int
+    weights: Arrays
+    optimizer: Arrays
+
+
+class CheckpointFolder:
+    """The checkpoints of one behavior.
+
+    Args:
+        root: folder of the run's checkpoints.
+        behavior: name; a folder of this name is made at the first save.
+
+    Raises:
+        CheckpointError: the name can not be a folder's.
+    """
+
+    def __init__(self, root: Path, behavior: str) -> None:
+        if not behavior or behavior.startswith(".") or not behavior.isprintable() or _FORBIDDEN & set(behavior):
+            raise CheckpointError(
+                got=f"behavior name {behavior!r}",
+                expected=f"a name for a folder: printable, no leading dot, none of {''.join(sorted(_FORBIDDEN))}",
+                remedy="rename the behavior in the simulator and in the configuration",
+            )
+        self.behavior = behavior
+        self.path = root / behavior
+
+    def save(self, checkpoint: Checkpoint, keep: int) -> Path:
+        """Writes a checkpoint to keep and removes all but the newest `keep`.
+
+        Raises:
+            CheckpointError: a weight is not finite; nothing was written.
+        """
+        path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
+        self._keep("checkpoint", keep)
+        return path
+
+    def save_recovery(self, checkpoint: Checkpoint) -> Path:
+        """Writes the rolling checkpoint and removes the one before; raises as `save`."""
+        path = self._write(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}")
+        self._keep("recovery", 1)
+        return path
+
+    def newest_first(self) -> list[Path]:
+        """All checkpoints, rolling ones included, by steps; not yet verified."""
+        if not self.path.is_dir():
+            return []
+        return sorted((path for path in self.path.iterdir() if _NAMES.fullmatch(path.name)), key=_age, reverse=True)
+
+    def load_latest(self) -> Checkpoint:
+        """The newest checkpoint.
+
+        Raises:
+            DamagedCheckpoint: it is damaged; names it, and the newest that is not.
+            CheckpointError: there is none.
+        """
+        found = self.newest_first()
+        if not found:
+            raise CheckpointError(
+                got=f"no checkpoint in {self.path}",
+                expected="at least one",
+                remedy="start the run afresh, or correct the folder",
+            )
+        try:
+            return load(found[0])
+        except DamagedCheckpoint as damage:
+            good = next((path for path in found[1:] if _if_good(path) is not None), None)
+            offer = f"remove it to go on from {good}, the last good one" if good else "start afresh: no other is good"
+            raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer, last_good=good) from damage
+
+    def _write(self, checkpoint: Checkpoint, name: str) -> Path:
+        if bad := non_finite(checkpoint.weights):
+            raise CheckpointError(
+                got=f"weights with NaN or infinity in {bad[:4]}",
+                expected="finite weights",
+                remedy="go on from the last checkpoint with a lower learning_rate",
+            )
+        final = self.path / name
+        if final.exists():
+            there = _if_good(final)
+            if there is not None and there.version == checkpoint.version:
+                return final
+            if there is not None:
+                return self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
+            self._remove(final)
+        partial = self._empty_partial(name)
+        for file, content in _files(checkpoint).items():
+            _flush(partial / file, content)
+        _flush_folder(partial)
+        partial.rename(final)
+        _flush_folder(self.path)
+        return final
+
+    def _empty_partial(self, name: str) -> Path:
+        """A new folder to write to; what a crash left is removed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".partial-*"):
+            shutil.rmtree(left)
+        partial = self.path / f".partial-{name}"
+        partial.mkdir()
+        return partial
+
+    def _keep(self, kind: str, count: int) -> None:
+        for path in [path for path in self.newest_first() if path.name.startswith(kind)][count:]:
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""
+        going = path.rename(self.path / f".partial-{path.name}")
+        shutil.rmtree(going)
+
+
+def load(path: Path) -> Checkpoint:
+    """Reads and verifies one checkpoint.
+
+    Raises:
+        DamagedCheckpoint: a file is missing or is not what was written.
+        CheckpointError: it was written in another format.
+    """
+    state = _state(path)
+    tensors: list[Arrays] = []
+    for name in _TENSORS:
+        content = _read(path / name)
+        if hashlib.sha256(content).hexdigest() != state["files"].get(name):
+            raise _damaged(path / name, "the content that state.json has the hash of")
+        try:
+            tensors.append(load_tensors(content))
+        except SafetensorError as error:
+            raise _damaged(path / name, f"safetensors ({error})") from error
+    names = ("behavior", "description", "version", "updates", "trained")
+    return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(_read(path / _STATE))
+        claimed = state.pop("sha256")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise _damaged(path / _STATE, "a JSON object with its own hash") from error
+    if hashlib.sha256(_canonical(state)).hexdigest() != claimed:
+        raise _damaged(path / _STATE, "the content it has the hash of")
+    if state["format"] != FORMAT:
+        raise CheckpointError(
+            got=f"{path} in format {state['format']}",
+            expected=f"format {FORMAT}",
+            remedy="use the version of sparring that wrote it",
+        )
+    return dict(state)
+
+
+def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    files = {
+        name: save_tensors({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+        for name, arrays in zip(_TENSORS, (checkpoint.weights, checkpoint.optimizer), strict=True)
+    }
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "behavior": checkpoint.behavior,
+        "description": checkpoint.description,
+        "version": checkpoint.version,
+        "updates": checkpoint.updates,
+        "trained": checkpoint.trained,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+    state["sha256"] = hashlib.sha256(_canonical(state)).hexdigest()
+    return files | {_STATE: json.dumps(state, indent=2).encode()}
+
+
+def _canonical(state: Mapping[str, Any]) -> bytes:
+    return json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _age(path: Path) -> tuple[int, int]:
+    """Steps and version in a checkpoint's name; of equal steps the one with a version is newer."""
+    steps, version = _NAMES.fullmatch(path.name).groups()[1:]  # type: ignore[union-attr]
+    return int(steps), int(version or 0)
+
+
+def _if_good(path: Path) -> Checkpoint | None:
+    try:
+        return load(path)
+    except CheckpointError:
+        return None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"a readable file ({error.strerror})") from error
+
+
+def _damaged(path: Path, expected: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(got=f"damaged checkpoint file {path}", expected=expected, remedy="use another checkpoint")
+
+
+def _flush(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name == "nt":  # a folder can not be opened there
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,199 @@
+"""The learner of one behavior: buffer, networks, optimiser, counters; no process, no I/O.
+
+Everything random comes from one generator that is seeded here and kept in checkpoints: the same
+seed and the same segments give the same weights to the bit (with the same number of threads).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.errors import CheckpointError, ServiceError
+from pipeline.learning.buffer import SegmentBuffer
+from pipeline.learning.checkpoints import Checkpoint
+from pipeline.learning.ppo import PPO, UpdateReport
+from pipeline.learning.settings import TrainerSettings
+from pipeline.messages.service import PolicyWeights, Segments
+from pipeline.networks.weights import Arrays, load_arrays, non_finite, to_arrays, weights_sha256
+from pipeline.specs import BehaviorSpec
+
+
+class Learner:
+    """Trains one behavior name on the segments it is given.
+
+    Attributes:
+        version: of the present weights; starts at 1 and only rises.
+        updates: in the lineage of the present weights.
+        trained: steps in that lineage.
+        stale: steps dropped as too old since this object was made.
+
+    Args:
+        behavior: name.
+        spec: of the behavior.
+        settings: of its learner.
+        seed: of the run; each behavior draws numbers of its own from it.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    def __init__(self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, seed: int) -> None:
+        self.behavior = behavior
+        self.settings = settings
+        self.version = 1
+        self.updates = 0
+        self.trained = 0
+        self.stale = 0
+        digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
+        self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        self._ppo = PPO(spec, settings, self._generator)
+        self._networks = torch.nn.ModuleDict({"actor": self._ppo.actor, "critic": self._ppo.critic})
+        self._buffer = SegmentBuffer()
+        self._episode_returns: list[NDArray[np.float32]] = []
+        self._description = _description(spec, settings)
+
+    @property
+    def buffered(self) -> int:
+        """Steps waiting for an update."""
+        return self._buffer.steps
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is enough for an update."""
+        return self.buffered >= self.settings.hyperparameters.buffer_size
+
+    @property
+    def done(self) -> bool:
+        """Whether `max_steps` is reached."""
+        return self.trained >= self.settings.max_steps
+
+    @property
+    def weights_sha256(self) -> str:
+        """Hash of the present weights of actor and critic: equal for equal weights only."""
+        return weights_sha256(to_arrays(self._networks))
+
+    def add(self, record: Segments) -> None:
+        """Takes finished segments into the buffer."""
+        self._buffer.add(record)
+        if len(record.episodes.returns):
+            self._episode_returns.append(record.episodes.returns)
+
+    def drop_stale(self, max_lag: int) -> int:
+        """Drops segments whose newest row is older than `max_lag` versions, but never what an update would wait for.
+
+        Returns:
+            Steps dropped.
+        """
+        dropped = self._buffer.drop_stale(self.version, max_lag, self.settings.hyperparameters.buffer_size)
+        self.stale += dropped
+        return dropped
+
+    def update(self, everything: bool = False) -> UpdateReport:
+        """Trains on the oldest `buffer_size` steps, or on all there are; the weights are a new version.
+
+        Args:
+            everything: train on the whole buffer (lockstep).
+
+        Raises:
+            ValueError: there are fewer steps, or none.
+        """
+        size = self._buffer.steps if everything else self.settings.hyperparameters.buffer_size
+        report = self._ppo.update(self._buffer.take(size), self.version, self.trained)
+        self.version += 1
+        self.updates += 1
+        self.trained += report.steps
+        if (signal := self.settings.reward_signals.extrinsic) is not None and self._episode_returns:
+            mean = float(np.concatenate(self._episode_returns).mean())
+            report.statistics["Policy/Extrinsic Reward"] = mean * signal.strength
+            self._episode_returns.clear()
+        return report
+
+    def weights(self) -> PolicyWeights:
+        """The actor's weights, its normaliser included, to be published.
+
+        Raises:
+            ServiceError: one is not finite.
+        """
+        arrays = to_arrays(self._ppo.actor)
+        if bad := non_finite(arrays):
+            raise ServiceError(
+                f"got weights of {self.behavior} with NaN or infinity in {bad[:4]}; expected finite weights; "
+                "go on from the last checkpoint with a lower learning_rate"
+            )
+        return PolicyWeights(behavior=self.behavior, version=self.version, arrays=arrays)
+
+    def raise_version(self, seen: int) -> None:
+        """Makes the present weights newer than any version `seen` elsewhere, so that they are published as the next."""
+        self.version = max(self.version, seen) + 1
+
+    def checkpoint(self) -> Checkpoint:
+        """Copies of everything needed to go on; not the buffer."""
+        moments: Arrays = {name: moment.numpy().copy() for name, moment in self._ppo.moments.items()}
+        return Checkpoint(
+            behavior=self.behavior,
+            description=self._description,
+            version=self.version,
+            updates=self.updates,
+            trained=self.trained,
+            weights=to_arrays(self._networks),
+            optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from a checkpoint: weights, optimiser, random state, counters.
+
+        Raises:
+            CheckpointError: it is of another behavior, spec or network; nothing was changed.
+        """
+        self._same(checkpoint)
+        own = self.checkpoint().optimizer
+        if {name: array.shape for name, array in own.items()} != {
+            name: array.shape for name, array in checkpoint.optimizer.items()
+        }:
+            raise CheckpointError(
+                got=f"optimiser state {sorted(checkpoint.optimizer)} of other names or sizes",
+                expected=f"{sorted(own)} as this network's",
+                remedy="use a checkpoint of this version of sparring",
+            )
+        self.load_weights(checkpoint)
+        for name, moment in self._ppo.moments.items():
+            moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
+        self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
+        self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Takes the weights of a checkpoint and nothing else: the start of a new lineage (`init_path`).
+
+        Raises:
+            CheckpointError: its networks differ; nothing was changed.
+        """
+        load_arrays(self._networks, checkpoint.weights)
+
+    def _same(self, checkpoint: Checkpoint) -> None:
+        own, other = (
+            {"behavior": self.behavior} | self._description,
+            {"behavior": checkpoint.behavior} | checkpoint.description,
+        )
+        if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+            raise CheckpointError(
+                got=f"a checkpoint with { ({key: other.get(key) for key in differing}) }",
+                expected=f"{ ({key: own.get(key) for key in differing}) }",
+                remedy="resume with the settings and the simulator of the run that wrote it, or start a new run",
+            )
+
+
+def _description(spec: BehaviorSpec, settings: TrainerSettings) -> dict[str, Any]:
+    """What the networks are built from, as JSON gives it back."""
+    described = {
+        "spec": dataclasses.asdict(spec),
+        "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
+        "signals": list(settings.reward_signals.named()),
+    }
+    return dict(json.loads(json.dumps(described)))

@@ -1,0 +1,62 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""The losses of PPO (Schulman et al. 2017) with their gradients, written out.
+
+Each returns what its loss is the mean of, and the loss's derivative for what the network put out;
+autograd goes on from there. Tests compare the derivatives with autograd's.
+
+B rows of a minibatch, S reward signals.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def surrogate(log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate objective: its mean is to rise.
+
+    Args:
+        log_prob_B: of the joint actions, under the current policy.
+        old_log_prob_B: of the same, when they were chosen.
+        advantage_B: of each.
+        epsilon: clip range of the ratio of the probabilities.
+
+    Returns:
+        The objective of each row [B], and the derivative of minus its mean for `log_prob_B`.
+    """
+    ratio_B = log_prob_B.sub(old_log_prob_B).exp_()
+    free_B = ratio_B * advantage_B
+    clipped_B = ratio_B.clamp_(1.0 - epsilon, 1.0 + epsilon).mul_(advantage_B)
+    objective_B = torch.minimum(free_B, clipped_B)
+    # Where the clip decides, the objective does not depend on the ratio; elsewhere d ratio / d log p = ratio.
+    return objective_B, free_B.masked_fill_(free_B > clipped_B, 0.0).mul_(-1.0 / len(free_B))
+
+
+def value_loss(values_BS: Tensor, returns_BS: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """Squared errors [B, S], and the derivative of `weight` times their mean for the values."""
+    error_BS = values_BS - returns_BS
+    return error_BS.square(), error_BS.mul_(2.0 * weight / error_BS.numel())
+
+
+def clipped_value_loss(
+    values_BS: Tensor, returns_BS: Tensor, old_values_BS: Tensor, epsilon: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """The larger of the squared errors of the value and of the value clipped to its old one +- epsilon.
+
+    Args:
+        values_BS: from the critic now.
+        returns_BS: targets.
+        old_values_BS: from the critic before the update.
+        epsilon: clip range.
+        weight: factor of the derivative.
+
+    Returns:
+        The squared errors [B, S], and the derivative of `weight` times their mean for the values.
+    """
+    moved_BS = (values_BS - old_values_BS).clamp_(-epsilon, epsilon)
+    error_BS, clipped_BS = values_BS - returns_BS, moved_BS.add_(old_values_BS).sub_(returns_BS)
+    squares_BS, clipped_squares_BS = error_BS.square(), clipped_BS.square_()
+    # Where the clip decides, the error does not depend on the value.
+    error_BS.masked_fill_(clipped_squares_BS > squares_BS, 0.0).mul_(2.0 * weight / error_BS.numel())
+    return torch.maximum(squares_BS, clipped_squares_BS), error_BS

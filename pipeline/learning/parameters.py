@@ -1,0 +1,46 @@
+"""All parameters of a learner in one block of memory, and their gradients in another.
+
+A clip, a check or an optimiser step is then one operation and not one per parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Moves the parameters of modules into one flat tensor, whose views they become.
+
+    Attributes:
+        flat: [P] all values, as a parameter for an optimiser.
+        gradient: [P] its gradient, `flat.grad`.
+
+    Args:
+        modules: in the order of their parameters in the block; must stay on their device.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        sizes = [parameter.numel() for parameter in parameters]
+        with torch.no_grad():
+            block = torch.cat([parameter.reshape(-1) for parameter in parameters])
+        self.flat = nn.Parameter(block)
+        self.gradient = torch.zeros_like(block)
+        self.flat.grad = self.gradient
+        views = zip(parameters, torch.split(block, sizes), torch.split(self.gradient, sizes), strict=True)
+        for parameter, values, gradient in views:
+            parameter.data = values.view_as(parameter)
+            parameter.grad = gradient.view_as(parameter)
+
+    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Sets `gradient` to the derivative for all parameters.
+
+        Args:
+            outputs: what the modules put out.
+            gradients: of the loss, for each of them.
+        """
+        self.gradient.zero_()
+        torch.autograd.backward(outputs, gradients)

@@ -1,0 +1,246 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), one update at a time.
+
+Where this differs from the paper:
+
+1. The bonus is for the entropy's sum over branches plus its mean over continuous dimensions, times
+   the number of both, so that `beta` weighs as in ML-Agents (`ModelUtils.trust_region_policy_loss`
+   there averages each dimension's surrogate; here the ratio is that of the joint action, as in the paper).
+2. The value loss is not clipped unless asked for: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2)
+   find clipping harmful. It is the mean squared error, weighed 0.5.
+3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).
+4. Learning rate, clip range and entropy weight fall over training (ML-Agents; the paper's Atari runs
+   anneal the first two).
+5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped.
+6. Adam's epsilon is 1e-8 (PyTorch's), not the 1e-5 of the authors' code.
+
+B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.learning import losses, returns, signals
+from pipeline.learning.buffer import Batch
+from pipeline.learning.parameters import FlatParameters
+from pipeline.learning.schedules import Coefficients
+from pipeline.learning.settings import TrainerSettings
+from pipeline.networks import distributions
+from pipeline.networks.actor import Actor
+from pipeline.networks.critic import Critic
+from pipeline.specs import BehaviorSpec
+
+VALUE_WEIGHT = 0.5
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateReport:
+    """What an update did.
+
+    Attributes:
+        statistics: by ML-Agents' names; a loss is the mean over minibatches.
+        steps: rows in the batch.
+        minibatches: tried.
+        skipped: of these, left out because the loss or gradient was not finite.
+        lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
+        group_rewards: some group reward was not 0; PPO does not learn from them.
+    """
+
+    statistics: dict[str, float]
+    steps: int
+    minibatches: int
+    skipped: int
+    lags: tuple[int, ...]
+    group_rewards: bool
+
+
+class Rows(NamedTuple):
+    """Columns that a minibatch is made of.
+
+    Attributes:
+        inputs: [B, F] prepared observations.
+        continuous: [B, C] raw samples.
+        discrete: [B, D] int64 choices.
+        masks: [B, choices of all branches] True = forbidden; None where nothing was.
+        log_prob: [B] of the joint action when it was chosen.
+        advantage: [B] normalised.
+        returns: [B, S] advantage + value, per signal.
+        values: [B, S] before the update.
+    """
+
+    inputs: Tensor
+    continuous: Tensor
+    discrete: Tensor
+    masks: Tensor | None
+    log_prob: Tensor
+    advantage: Tensor
+    returns: Tensor
+    values: Tensor
+
+
+class PPO:
+    """Networks and optimiser of one behavior.
+
+    Args:
+        spec: of the behavior.
+        settings: of the learner.
+        generator: random source of initial weights and of shuffling.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
+        signals.refuse_unsupported(settings)
+        self.settings = settings
+        self.generator = generator
+        self.signals = settings.reward_signals.named()
+        self.actor = Actor(spec, settings.network_settings, generator)
+        self.critic = Critic(spec, settings.network_settings, tuple(self.signals), generator)
+        self.parameters = FlatParameters(self.actor, self.critic)
+        flat = self.parameters.flat
+        self.optimizer = torch.optim.Adam([flat], lr=settings.hyperparameters.learning_rate, fused=True)
+        self.moments = {
+            "step": torch.zeros(()),
+            "exp_avg": torch.zeros_like(flat),
+            "exp_avg_sq": torch.zeros_like(flat),
+        }
+        self.optimizer.state[flat] = self.moments
+
+    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+        """Trains on `batch`: values, advantages, `num_epoch` passes over shuffled minibatches.
+
+        Args:
+            batch: whole segments.
+            version: of the present weights.
+            trained: steps trained on before, for the schedules.
+        """
+        hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
+        self.optimizer.param_groups[0]["lr"] = coefficients.learning_rate
+        joined_RF = self.actor.encoder.join(batch.observations)
+        rows = self._rows(batch, self.actor.encoder.prepare(joined_RF))
+        size = min(hyper.batch_size, batch.steps)
+        done = [
+            self._step(minibatch, coefficients)
+            for _ in range(hyper.num_epoch)
+            for minibatch in _minibatches(rows, size, self.generator)
+        ]
+        self.actor.encoder.update(joined_RF)
+        taken = [step for step in done if step is not None]
+        return UpdateReport(
+            statistics=self._statistics(taken, coefficients, rows),
+            steps=batch.steps,
+            minibatches=len(done),
+            skipped=len(done) - len(taken),
+            lags=tuple(np.bincount(np.maximum(version - batch.versions, 0)).tolist()),
+            group_rewards=bool(batch.group_rewards.any()),
+        )
+
+    def _rows(self, batch: Batch, inputs_RF: Tensor) -> Rows:
+        """The batch as tensors, with what the present critic makes of it."""
+        next_SF = self.actor.encoder.prepare(self.actor.encoder.join(batch.next_observations))
+        values = self._values(inputs_RF)
+        next_values = self._values(next_SF)
+        next_values[batch.terminated] = 0.0
+        estimates = np.stack(
+            [
+                returns.advantages(
+                    signals.rewards(name, signal.strength, batch),
+                    values[:, head],
+                    next_values[:, head],
+                    batch.lengths,
+                    signal.gamma,
+                    self.settings.hyperparameters.lambd,
+                )
+                for head, (name, signal) in enumerate(self.signals.items())
+            ],
+            axis=1,
+        )
+        return Rows(
+            inputs=inputs_RF,
+            continuous=torch.from_numpy(batch.continuous),
+            discrete=torch.from_numpy(batch.discrete).long(),
+            masks=None if batch.masks is None else torch.from_numpy(batch.masks),
+            log_prob=torch.from_numpy(batch.log_probs),
+            advantage=torch.from_numpy(returns.normalized(estimates.mean(1))),
+            returns=torch.from_numpy(estimates + values),
+            values=torch.from_numpy(values),
+        )
+
+    @torch.no_grad()
+    def _values(self, inputs_RF: Tensor) -> NDArray[np.float32]:
+        """[R, S], some rows at a time: they stay in the processor's cache."""
+        values_RS: NDArray[np.float32] = torch.cat(
+            [self.critic(rows) for rows in torch.split(inputs_RF, _ROWS_AT_ONCE)]
+        ).numpy()
+        return values_RS
+
+    def _step(self, rows: Rows, coefficients: Coefficients) -> tuple[Tensor, Tensor, Tensor] | None:
+        """One step of Adam on a minibatch.
+
+        Returns:
+            Objective [B], squared value errors [B, S] and entropy; None where the gradient was not finite and nothing
+            was done.
+        """
+        actor, actions = self.actor, self.actor.actions
+        head_BH, values_BS = actor(rows.inputs), self.critic(rows.inputs)
+        with torch.no_grad():
+            chosen = distributions.evaluate(
+                actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks
+            )
+            objective_B, to_log_prob_B = losses.surrogate(
+                chosen.log_prob, rows.log_prob, rows.advantage, coefficients.epsilon
+            )
+            squares_BS, to_values_BS = self._value_loss(rows, values_BS, coefficients.epsilon)
+            parts = actions.continuous + len(actions.discrete)
+            to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob_B, -coefficients.beta * parts)
+            self.parameters.backward((head_BH, actor.log_sigma, values_BS), (to_head_BH, to_log_sigma_C, to_values_BS))
+            # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
+            if not math.isfinite(self.parameters.gradient.sum().item()):
+                return None
+            self.optimizer.step()
+        return objective_B, squares_BS, chosen.entropy
+
+    def _value_loss(self, rows: Rows, values_BS: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        if self.settings.hyperparameters.clip_value_loss:
+            return losses.clipped_value_loss(values_BS, rows.returns, rows.values, epsilon, VALUE_WEIGHT)
+        return losses.value_loss(values_BS, rows.returns, VALUE_WEIGHT)
+
+    def _statistics(
+        self, taken: list[tuple[Tensor, Tensor, Tensor]], coefficients: Coefficients, rows: Rows
+    ) -> dict[str, float]:
+        statistics = {
+            "Policy/Learning Rate": coefficients.learning_rate,
+            "Policy/Epsilon": coefficients.epsilon,
+            "Policy/Beta": coefficients.beta,
+        }
+        for name, value in zip(self.signals, rows.values.mean(0).tolist(), strict=True):
+            statistics[f"Policy/{name.capitalize()} Value Estimate"] = value
+        if taken:
+            objective, squares, entropy = (torch.stack(column) for column in zip(*taken, strict=True))
+            statistics["Losses/Policy Loss"] = objective.mean(1).abs().mean().item()
+            statistics["Losses/Value Loss"] = squares.mean().item()
+            statistics["Policy/Entropy"] = entropy.mean().item()
+        return statistics
+
+
+def _minibatches(rows: Rows, size: int, generator: torch.Generator) -> list[Rows]:
+    """The rows in a random order, `size` at a time; what is left over is left out.
+
+    One gather per column and epoch; a minibatch is a view of its result.
+    """
+    count = len(rows.inputs) // size
+    order_R = torch.randperm(len(rows.inputs), generator=generator)[: count * size]
+    columns = (
+        [None] * count if column is None else torch.split(column.index_select(0, order_R), size) for column in rows
+    )
+    return [Rows(*parts) for parts in zip(*columns, strict=True)]

@@ -1,0 +1,221 @@
+"""Settings of a learner: hyperparameters, reward signals, checkpoints, in ML-Agents' words.
+
+A validator's message names the keys that take part, so that a loader can point at their lines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pipeline.networks.settings import NetworkSettings
+
+TrainerType = Literal["ppo", "poca"]
+Schedule = Literal["linear", "constant"]
+RewardSignalName = Literal["extrinsic", "gail", "curiosity", "rnd"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Hyperparameters(_Model):
+    """What PPO and MA-POCA are tuned with.
+
+    Attributes:
+        batch_size: steps in a minibatch.
+        buffer_size: steps collected for an update.
+        learning_rate: of Adam, at the start.
+        beta: weight of the entropy bonus, at the start.
+        epsilon: clip range of the probability ratio, at the start.
+        lambd: lambda of the generalised advantage estimate.
+        num_epoch: passes over the buffer in an update.
+        shared_critic: actor and critic share one body.
+        learning_rate_schedule: `linear` falls to 1e-10 over `max_steps`.
+        beta_schedule: `linear` falls to 1e-5 over `max_steps`.
+        epsilon_schedule: `linear` falls to 0.1 over `max_steps`.
+        clip_value_loss: clip the value loss as the PPO paper's code does.
+    """
+
+    batch_size: int = Field(default=1024, ge=1)
+    buffer_size: int = Field(default=10240, ge=1)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    beta: float = Field(default=5e-3, ge=0)
+    epsilon: float = Field(default=0.2, gt=0, le=1)
+    lambd: float = Field(default=0.95, ge=0, le=1)
+    num_epoch: int = Field(default=3, ge=1)
+    shared_critic: bool = False
+    learning_rate_schedule: Schedule = "linear"
+    beta_schedule: Schedule = "linear"
+    epsilon_schedule: Schedule = "linear"
+    clip_value_loss: bool = False
+
+    @model_validator(mode="after")
+    def _minibatch_fits(self) -> Hyperparameters:
+        if self.batch_size > self.buffer_size:
+            raise ValueError(
+                f"got batch_size {self.batch_size} with buffer_size {self.buffer_size}; "
+                "expected a minibatch that fits into the buffer; "
+                "lower batch_size or raise buffer_size (several times batch_size is usual)"
+            )
+        return self
+
+
+class ExtrinsicSettings(_Model):
+    """The simulator's own reward.
+
+    Attributes:
+        gamma: discount of a later reward, per decision.
+        strength: factor of the reward.
+    """
+
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    strength: float = Field(default=1.0, ge=0)
+
+
+class IntrinsicSettings(ExtrinsicSettings):
+    """A reward signal with a network of its own.
+
+    Attributes:
+        network_settings: shape of that network.
+        learning_rate: of that network's Adam.
+        encoding_size: old name of `network_settings.hidden_units`, which it overrides.
+    """
+
+    network_settings: NetworkSettings = NetworkSettings()
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    encoding_size: int | None = Field(default=None, ge=1)
+
+    @property
+    def encoder(self) -> NetworkSettings:
+        """`network_settings` with the old `encoding_size` applied."""
+        if self.encoding_size is None:
+            return self.network_settings
+        return self.network_settings.model_copy(update={"hidden_units": self.encoding_size})
+
+
+class GailSettings(IntrinsicSettings):
+    """Generative adversarial imitation of demonstrations.
+
+    Attributes:
+        demo_path: a demonstration file or a folder of them.
+        use_actions: the discriminator sees actions too.
+        use_vail: pass the discriminator's code through a variational bottleneck.
+    """
+
+    demo_path: str = Field(min_length=1)
+    use_actions: bool = False
+    use_vail: bool = False
+
+
+class CuriositySettings(IntrinsicSettings):
+    """Reward for what a forward model predicts badly."""
+
+
+class RndSettings(IntrinsicSettings):
+    """Reward for what a distilled random network predicts badly."""
+
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+
+
+class RewardSignals(_Model):
+    """The reward signals of a behavior; one that is None is off.
+
+    Attributes:
+        extrinsic: the simulator's own reward.
+        gail: imitation of demonstrations.
+        curiosity: prediction error of a forward model.
+        rnd: prediction error of a distilled random network.
+    """
+
+    extrinsic: ExtrinsicSettings | None = None
+    gail: GailSettings | None = None
+    curiosity: CuriositySettings | None = None
+    rnd: RndSettings | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> RewardSignals:
+        if not self.named():
+            raise ValueError(
+                "got no reward signal; expected at least one of extrinsic, gail, curiosity, rnd; "
+                "name a signal, or leave reward_signals out to get extrinsic"
+            )
+        return self
+
+    def named(self) -> dict[RewardSignalName, ExtrinsicSettings]:
+        """The signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
+        every: dict[RewardSignalName, ExtrinsicSettings | None] = {
+            "extrinsic": self.extrinsic,
+            "gail": self.gail,
+            "curiosity": self.curiosity,
+            "rnd": self.rnd,
+        }
+        return {name: signal for name, signal in every.items() if signal is not None}
+
+
+class BehavioralCloningSettings(_Model):
+    """Supervised imitation of demonstrations beside training.
+
+    Attributes:
+        demo_path: a demonstration file or a folder of them.
+        steps: steps over which it fades to 0; 0 keeps it for ever.
+        strength: its share of the learning rate.
+        samples_per_update: most demonstration steps used in an update; 0 for a buffer full.
+        num_epoch: passes over them; None for that of the hyperparameters.
+        batch_size: demonstration steps in a minibatch; None for that of the hyperparameters.
+    """
+
+    demo_path: str = Field(min_length=1)
+    steps: int = Field(default=0, ge=0)
+    strength: float = Field(default=1.0, gt=0)
+    samples_per_update: int = Field(default=0, ge=0)
+    num_epoch: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+
+
+class TrainerSettings(_Model):
+    """What the learner of one behavior name needs to know.
+
+    Attributes:
+        trainer_type: the algorithm.
+        hyperparameters: what it is tuned with.
+        network_settings: shape of actor and critic.
+        reward_signals: what it learns from.
+        behavioral_cloning: imitation beside training; None for none.
+        init_path: checkpoint to start from; None for fresh weights.
+        keep_checkpoints: how many checkpoints are kept.
+        checkpoint_interval: steps between checkpoints.
+        even_checkpoints: spread `keep_checkpoints` evenly over `max_steps` instead.
+        max_steps: steps after which the behavior is done.
+        time_horizon: most steps in a segment.
+        summary_freq: steps between summaries.
+    """
+
+    trainer_type: TrainerType = "ppo"
+    hyperparameters: Hyperparameters = Hyperparameters()
+    network_settings: NetworkSettings = NetworkSettings()
+    reward_signals: RewardSignals = RewardSignals(extrinsic=ExtrinsicSettings())
+    behavioral_cloning: BehavioralCloningSettings | None = None
+    init_path: str | None = Field(default=None, min_length=1)
+    keep_checkpoints: int = Field(default=5, ge=1)
+    checkpoint_interval: int = Field(default=500_000, ge=1)
+    even_checkpoints: bool = False
+    max_steps: int = Field(default=500_000, ge=1)
+    time_horizon: int = Field(default=64, ge=1)
+    summary_freq: int = Field(default=50_000, ge=1)
+
+    @field_validator("trainer_type", mode="before")
+    @classmethod
+    def _on_policy(cls, value: object) -> object:
+        if value == "sac":
+            raise ValueError(
+                "got 'sac', which is not offered; expected ppo or poca; "
+                "write ppo and keep only the hyperparameters that ppo knows"
+            )
+        return value
+
+    @property
+    def steps_between_checkpoints(self) -> int:
+        """`checkpoint_interval`, or the even share of `max_steps` where `even_checkpoints` is set."""
+        return max(1, self.max_steps // self.keep_checkpoints) if self.even_checkpoints else self.checkpoint_interval

@@ -1,0 +1,1 @@
+"""Actors and critics: from observations to action distributions and values."""

@@ -1,0 +1,44 @@
+# ruff: noqa: N803 (names end in their shape)
+"""The critic: from observations to the value of each reward signal.
+
+B rows, F features, S reward signals.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.networks.encoders import VectorEncoder
+from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import BehaviorSpec
+
+
+class Critic(nn.Module):
+    """Encoder, body, and one value head per reward signal.
+
+    Its encoder keeps no statistics of its own: it reads observations that the actor's has prepared.
+
+    Args:
+        spec: of the behavior.
+        settings: of the network.
+        signals: names of the reward signals, in the order of the heads.
+        generator: random source of the initial weights.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, signals: tuple[str, ...], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.signals = signals
+        self.encoder = VectorEncoder(spec, settings.model_copy(update={"normalize": False}))
+        units = [settings.hidden_units] * settings.num_layers
+        self.body = Perceptron(self.encoder.size, units, [1.0] * len(signals), generator)
+
+    def forward(self, prepared_BF: Tensor) -> Tensor:
+        """Values, [B, S], of observations that the actor's encoder has prepared."""
+        return self.body(self.encoder(prepared_BF))  # type: ignore[no-any-return]

@@ -1,0 +1,61 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Running mean and variance of vector observations.
+
+B rows, F features.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+CLIP: Final = 5.0
+"""Largest normalised value, either sign."""
+
+
+class Normalizer(nn.Module):
+    """Subtracts a running mean, divides by a running standard deviation, clips to +-5.
+
+    Starts as one observation of mean 0 and variance 1, so that the variance never is 0. The three
+    buffers belong to the weights. They change in `update` only: an update trains on the same
+    numbers that acting saw.
+
+    Args:
+        size: number of features.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.register_buffer("count", torch.ones((), dtype=torch.int64))
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Rows normalised, [B, F]."""
+        return rows_BF.sub(self.mean).div_(self.variance.sqrt()).clamp_(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def update(self, rows_BF: Tensor) -> bool:
+        """Merges the statistics of `rows_BF` into the running ones (Chan et al. 1979), in float64.
+
+        Returns:
+            False where the rows hold a non-finite number: nothing was changed.
+        """
+        rows = rows_BF.double()
+        n, seen = len(rows), self.count.item()
+        total = seen + n
+        mean_F = rows.mean(0)
+        shift_F = mean_F - self.mean
+        squares_F = rows.sub_(mean_F).square_().sum(0) + seen * self.variance + shift_F.square() * (seen * n / total)
+        if n == 0 or not bool(torch.isfinite(squares_F).all()):
+            return False
+        self.mean += shift_F * (n / total)
+        self.variance.copy_(squares_F / total)
+        self.count += n
+        return True

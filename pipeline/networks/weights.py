@@ -1,0 +1,60 @@
+"""Weights as arrays by name: how they travel, how they are kept, how they are compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pipeline.errors import CheckpointError
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def to_arrays(module: nn.Module) -> Arrays:
+    """Copies of a module's parameters and buffers, by their names in its state dict."""
+    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Copies `arrays` into a module, which must have exactly these names, shapes and dtypes.
+
+    Raises:
+        CheckpointError: a name, shape or dtype differs; the module is unchanged.
+    """
+    own = module.state_dict()
+    got = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    expected = {name: (tensor.numpy().dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
+    if differing := sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)):
+        raise CheckpointError(
+            got=f"weights {_shown(got, differing)}",
+            expected=f"{_shown(expected, differing)}",
+            remedy="use the network_settings and the simulator that these weights were trained with",
+        )
+    for name, tensor in own.items():
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+
+
+def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def non_finite(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Names of arrays that hold a NaN or an infinity."""
+    return sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
+
+
+def _shown(described: Mapping[str, tuple[str, tuple[int, ...]]], names: list[str]) -> str:
+    return ", ".join(f"{name} {described.get(name, 'missing')}" for name in names[:8])

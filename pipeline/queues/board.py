@@ -1,0 +1,169 @@
+"""The rules of a board without I/O: the latest of each key wins, everyone gets it, nobody is flooded.
+
+Each publication has a revision. A subscriber says the last revision it has (`Have`): at its start,
+after what it received, and as a ping. The publisher pushes what is newer in the order of revisions,
+and nothing more to that subscriber until it has said that it has it all: so a slow subscriber costs
+one copy of each key at most and skips what was replaced meanwhile. Each update names the one it
+follows, so that a subscriber takes none after a gap; what two pings have not found there is sent
+again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.queues.wire import Alive, Have, Timing, Update
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """A subscriber as its publisher knows it.
+
+    Attributes:
+        has: the revision it has; `sent` the last one pushed to it.
+        missed: pings that found it without the last push.
+        echo: serial of its latest Have.
+        answer: it waits for an answer.
+    """
+
+    heard_at: float
+    has: int = 0
+    sent: int = 0
+    missed: int = 0
+    echo: int = 0
+    answer: bool = False
+
+
+class PublisherState:
+    """The publisher's half of a board.
+
+    Args:
+        publisher: id of this end.
+        timing: intervals.
+    """
+
+    def __init__(self, publisher: str, timing: Timing) -> None:
+        self.publisher = publisher
+        self._timing = timing
+        self._revision = 0
+        self._latest: dict[str, tuple[int, Any]] = {}  # key: revision and payload, in the order of revisions
+        self._followers: dict[Any, Follower] = {}
+        self._ready: dict[Any, Follower] = {}  # those that may have something to hear
+
+    @property
+    def subscribers(self) -> int:
+        """Subscribers heard of lately."""
+        return len(self._followers)
+
+    def publish(self, key: str, payload: Any) -> None:
+        """Makes `payload` the latest of `key`."""
+        self._revision += 1
+        self._latest.pop(key, None)
+        self._latest[key] = self._revision, payload
+        self._ready.update(self._followers)
+
+    def on_have(self, now: float, have: Have, route: Any) -> None:
+        """A subscriber said what it has."""
+        if have.leaving:
+            self._followers.pop(route, None)
+            self._ready.pop(route, None)
+            return
+        follower = self._followers.setdefault(route, Follower(now))
+        if have.serial <= follower.echo:
+            return
+        follower.heard_at = now
+        follower.echo = have.serial
+        follower.has = have.revision if have.publisher == self.publisher else 0
+        follower.answer |= have.answer
+        if follower.has < follower.sent:
+            follower.missed += have.answer  # the first may have crossed the push on the link
+        if follower.has >= follower.sent or follower.missed > 1:
+            follower.sent = follower.has
+        self._ready[route] = follower
+
+    def outgoing(self, now: float) -> list[tuple[Any, Update | Alive, Any]]:
+        """Route, message and payload (None with Alive) of what to send now."""
+        out: list[tuple[Any, Update | Alive, Any]] = []
+        for route, follower in self._ready.items():
+            if now - follower.heard_at >= self._timing.peer_timeout:
+                del self._followers[route]
+                continue
+            pushed = self._push(route, follower)
+            if follower.answer and not pushed:
+                out.append((route, Alive(publisher=self.publisher, echo=follower.echo), None))
+            follower.answer = False
+            out += pushed
+        self._ready.clear()
+        return out
+
+    def _push(self, route: Any, follower: Follower) -> list[tuple[Any, Update | Alive, Any]]:
+        if follower.sent > follower.has:
+            return []
+        news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > follower.sent]
+        pushed: list[tuple[Any, Update | Alive, Any]] = []
+        for key, revision, payload in news:
+            update = Update(
+                publisher=self.publisher, echo=follower.echo, after=follower.sent, revision=revision, key=key
+            )
+            pushed.append((route, update, payload))
+            follower.sent, follower.missed = revision, 0
+        return pushed
+
+
+class SubscriberState:
+    """A subscriber's half of a board."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self.publisher = ""
+        self.latest: dict[str, Any] = {}
+        self.heard_at = -math.inf
+        self._revision = 0
+        self._serial = 0
+        self._believed = 0  # another publisher is believed only if it echoes a later Have than this
+        self._said_at = -math.inf
+        self._received = False  # something to confirm
+
+    @property
+    def deadline(self) -> float:
+        """When `outgoing` has something at the latest, if nothing else happens."""
+        return -math.inf if self._received else self._said_at + self._timing.heartbeat
+
+    def linked(self) -> None:
+        """The link came up."""
+        self._said_at = -math.inf
+
+    def on_alive(self, now: float, message: Alive | Update) -> bool:
+        """The publisher was heard. Returns whether it is the present one."""
+        if message.publisher != self.publisher:
+            if message.echo <= self._believed:
+                return False
+            self._believed = self._serial
+            self.publisher = message.publisher
+            self._revision = 0
+        self.heard_at = now
+        return True
+
+    def on_update(self, now: float, update: Update, record: Any) -> bool:
+        """A record arrived. Returns whether it is new."""
+        if not self.on_alive(now, update):
+            return False
+        self._received = True
+        if update.revision <= self._revision or update.after > self._revision:
+            return False
+        self._revision = update.revision
+        self.latest[update.key] = record
+        return True
+
+    def outgoing(self, now: float) -> Have | None:
+        """What to send now."""
+        ping = self._said_at + self._timing.heartbeat <= now
+        if not (ping or self._received):
+            return None
+        self._received = False
+        self._serial += 1
+        if ping:
+            self._said_at = now
+        return Have(serial=self._serial, publisher=self.publisher, revision=self._revision, answer=ping)

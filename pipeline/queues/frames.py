@@ -1,0 +1,148 @@
+"""What the ends say, as frames: a head and the codec's frames of a record.
+
+The head of a queue's data is a struct, for speed; all other heads are records of the codec. The
+first byte tells them apart: a record is a MessagePack map.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pipeline.errors import CodecError
+from pipeline.messages import codec
+from pipeline.messages.codec import Buffer, Limits
+from pipeline.queues.wire import Alive, Bye, Data, Grant, Have, Hello, Update
+
+LARGE: Final = 65536
+"""Bytes from which a message's frames are shared with the socket instead of copied."""
+
+_HEAD: Final = struct.Struct("<cQQ")  # kind, sequence, steps; the sender's id follows
+_SMALL_DATA: Final = b"D"
+_LARGE_DATA: Final = b"L"
+
+T = TypeVar("T")
+
+
+class Payload(NamedTuple):
+    """A packed record.
+
+    Attributes:
+        frames: of the codec.
+        size: bytes in them.
+    """
+
+    frames: Sequence[Buffer]
+    size: int
+
+
+def pack(record: Any) -> Payload:
+    """Packs a record without copying its arrays.
+
+    Raises:
+        CodecError: a field holds what its annotation does not allow.
+    """
+    frames = codec.encode(record)
+    return Payload(frames, sum(map(len, frames)))
+
+
+def unpack(payload: Payload, limits: Limits) -> Any:
+    """The record in a payload; its arrays are views of the frames.
+
+    Raises:
+        CodecError: the frames are not a record, or beyond the limits.
+    """
+    return codec.decode(payload.frames, limits)
+
+
+def is_large(head: Buffer) -> bool:
+    """Whether the frames after this head are worth sharing with the socket."""
+    return head[:1] == _LARGE_DATA
+
+
+def to_receiver(message: Hello | Data | Bye) -> list[Buffer]:
+    """A sender's message; its payload is a `Payload`."""
+    if isinstance(message, Data):
+        payload: Payload = message.payload
+        kind = _SMALL_DATA if payload.size < LARGE else _LARGE_DATA
+        return [_HEAD.pack(kind, message.sequence, message.steps) + message.sender.encode(), *payload.frames]
+    return codec.encode(message)
+
+
+def from_sender(frames: Sequence[Buffer]) -> Hello | Data | Bye:
+    """What a sender said. The payload of Data is not looked at yet.
+
+    Raises:
+        CodecError: this is no message of a sender.
+    """
+    head = frames[0] if frames else b""
+    if head[:1] not in (_SMALL_DATA, _LARGE_DATA):
+        message = codec.decode(frames)
+        return message if isinstance(message, Hello) else _only(message, Bye)
+    try:
+        _, sequence, steps = _HEAD.unpack_from(head)
+        sender = bytes(head[_HEAD.size :]).decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CodecError(
+            got=f"a data head of {len(head)} bytes ({error})",
+            expected=f"{_HEAD.size} bytes and the sender's id",
+            remedy="speak the same version",
+        ) from error
+    return Data(sender, sequence, steps, Payload(frames[1:], 0))
+
+
+def to_sender(grant: Grant) -> list[Buffer]:
+    """A receiver's message."""
+    return codec.encode(grant)
+
+
+def from_receiver(frames: Sequence[Buffer]) -> Grant:
+    """What a receiver said.
+
+    Raises:
+        CodecError: this is no message of a receiver.
+    """
+    return _only(codec.decode(frames), Grant)
+
+
+def to_subscriber(message: Update | Alive, payload: Payload | None) -> list[Buffer]:
+    """A publisher's message."""
+    frames = codec.encode(message)
+    return frames if payload is None else [*frames, *payload.frames]
+
+
+def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[Update | Alive, Any]:
+    """What a publisher said, and the record in it, None for Alive.
+
+    Raises:
+        CodecError: this is no message of a publisher.
+    """
+    message = codec.decode(frames[:1])
+    if isinstance(message, Update):
+        return message, codec.decode(frames[1:], limits)
+    return _only(message, Alive), None
+
+
+def to_publisher(have: Have) -> list[Buffer]:
+    """A subscriber's message."""
+    return codec.encode(have)
+
+
+def from_subscriber(frames: Sequence[Buffer]) -> Have:
+    """What a subscriber said.
+
+    Raises:
+        CodecError: this is no message of a subscriber.
+    """
+    return _only(codec.decode(frames), Have)
+
+
+def _only(message: Any, kind: type[T]) -> T:
+    if not isinstance(message, kind):
+        raise CodecError(
+            got=f"{type(message).__name__}",
+            expected=f"{kind.__name__} on this connection",
+            remedy="connect each kind of end to the endpoint of its counterpart",
+        )
+    return message

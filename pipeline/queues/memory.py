@@ -1,0 +1,233 @@
+"""Queues and boards in one process, under any event loop and any clock.
+
+The ends and their rules are those that run over ZeroMQ; here the link is a list of calls. Records
+are passed by reference: neither side may change one after it was put or published.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from pipeline.errors import QueueError
+from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from pipeline.queues.interface import Capacity
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.queues.scope import Scope
+from pipeline.queues.sending_end import SendingEnd
+from pipeline.queues.wire import DEFAULT_TIMING, Alive, Bye, Data, Grant, Have, Hello, Timing, Update, make_id
+
+
+class MemoryHub:
+    """What the transports of one process share: which ends are open, and what is under way.
+
+    A call that an arrival causes is made after the one that sent it has returned, never inside it.
+    """
+
+    def __init__(self) -> None:
+        self.opened = itertools.count(1)
+        self.senders: dict[str, list[SendingEnd]] = {}
+        self.receivers: dict[str, ReceivingEnd] = {}
+        self.boards: dict[str, BoardEnd] = {}
+        self.subscriptions: dict[str, list[SubscriptionEnd]] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Makes a call as soon as those before it are made."""
+        self._calls.append(call)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            self._running = False
+
+    def to_receiver(self, name: str, message: Hello | Data | Bye, route: SendingEnd) -> None:
+        """Hands a message to the receiver of a queue; lost where none is open."""
+        end = self.receivers.get(name)
+        if end is not None:
+            end.received(message, route)
+            end.settle()
+
+    def to_sender(self, end: SendingEnd, grant: Grant) -> None:
+        """Hands a Grant to a sender; lost where it is closed."""
+        if not end.closed:
+            end.received(grant)
+
+    def to_publisher(self, service: str, have: Have, route: SubscriptionEnd) -> None:
+        """Hands a message to a publisher; lost where none is open."""
+        end = self.boards.get(service)
+        if end is not None:
+            end.received(have, route)
+            end.settle()
+
+    def to_subscriber(self, end: SubscriptionEnd, message: Update | Alive, record: Any) -> None:
+        """Hands a message to a subscriber; lost where it is closed."""
+        if not end.closed:
+            end.received(message, record)
+            end.flush()
+
+
+class MemoryTransport:
+    """Opens the ends of one service start in memory.
+
+    Args:
+        hub: shared by all transports that are to meet; a new one by default.
+        start: this start of the service, as "stepping-0.1".
+        timing: intervals.
+        clock: seconds, rising.
+    """
+
+    def __init__(
+        self,
+        hub: MemoryHub | None = None,
+        *,
+        start: str = "memory.1",
+        timing: Timing = DEFAULT_TIMING,
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self.hub = MemoryHub() if hub is None else hub
+        self.start = start
+        self._timing = timing
+        self._clock = clock
+        self._scope = Scope()
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._scope.__aexit__(exc_type, exc, traceback)
+
+    def abandon(self) -> None:
+        """Drops all ends as a crash would: the other sides are told nothing."""
+        self._scope.close(farewell=False)
+
+    # ------------------------------------------------------------ queues
+
+    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+        """The sending end of queue `name`. Ends open at the same time are different senders."""
+        hub, scope = self.hub, self._scope
+        mates = hub.senders.setdefault(name, [])
+        index = scope.index(name)
+
+        def release() -> None:
+            scope.remove(end)
+            scope.release_index(name, index)
+            mates.remove(end)
+
+        end = SendingEnd(
+            make_id(self.start, next(hub.opened), index),
+            behavior_id,
+            self._timing,
+            self._clock,
+            pack=lambda record: (record, 0),
+            transmit=lambda message: hub.post(lambda: hub.to_receiver(name, message, end)),
+            poll=_nothing,
+            release=release,
+        )
+        mates.append(end)
+        scope.add(end, end.timer)
+        end.flush()
+        return end
+
+    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+        """The receiving end of queue `name`. `capacity` bounds it exactly.
+
+        Raises:
+            QueueError: the queue has a receiver, or a sender's share would hold nothing.
+        """
+        hub, scope = self.hub, self._scope
+        _refuse_second("receiver of queue", name, hub.receivers)
+
+        def release() -> None:
+            scope.remove(end)
+            del hub.receivers[name]
+
+        end = ReceivingEnd(
+            make_id(self.start, next(hub.opened)),
+            capacity,
+            behavior_id,
+            self._timing,
+            self._clock,
+            unpack=lambda payload: payload,
+            on_discard=lambda _sender, _error: None,
+            transmit=lambda route, grant: hub.post(lambda: hub.to_sender(route, grant)),
+            poll=_nothing,
+            release=release,
+        )
+        hub.receivers[name] = end
+        scope.add(end, end.timer)
+        for sender in [*hub.senders.get(name, ())]:
+            sender.linked()
+        return end
+
+    # ------------------------------------------------------------ boards
+
+    async def board(self, service: str) -> BoardEnd:
+        """The publishing end of `service`'s board.
+
+        Raises:
+            QueueError: the board has a publisher.
+        """
+        hub, scope = self.hub, self._scope
+        _refuse_second("publisher of board", service, hub.boards)
+
+        def release() -> None:
+            scope.remove(end)
+            del hub.boards[service]
+
+        end = BoardEnd(
+            make_id(self.start, next(hub.opened)),
+            self._timing,
+            self._clock,
+            pack=lambda record: record,
+            transmit=lambda route, message, record: hub.post(lambda: hub.to_subscriber(route, message, record)),
+            poll=_nothing,
+            release=release,
+        )
+        hub.boards[service] = end
+        scope.add(end)
+        for subscription in [*hub.subscriptions.get(service, ())]:
+            subscription.linked()
+        return end
+
+    async def subscribe(self, service: str) -> SubscriptionEnd:
+        """A subscription to `service`'s board."""
+        hub, scope = self.hub, self._scope
+        mates = hub.subscriptions.setdefault(service, [])
+
+        def release() -> None:
+            scope.remove(end)
+            mates.remove(end)
+
+        end = SubscriptionEnd(
+            self._timing,
+            self._clock,
+            transmit=lambda have: hub.post(lambda: hub.to_publisher(service, have, end)),
+            poll=_nothing,
+            release=release,
+        )
+        mates.append(end)
+        scope.add(end, end.timer)
+        end.flush()
+        return end
+
+
+def _nothing() -> None:
+    """Nothing is ever hidden in memory."""
+
+
+def _refuse_second(what: str, name: str, opened: Mapping[str, object]) -> None:
+    if name in opened:
+        raise QueueError(f"got a second {what} {name!r}; expected one at a time; close the first, or use another name")

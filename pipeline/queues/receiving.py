@@ -1,0 +1,347 @@
+"""The receiver's half of a queue without I/O; the rules are in `credit`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pipeline.errors import CodecError, Empty
+from pipeline.queues.interface import Capacity
+from pipeline.queues.shares import Share, Shares
+from pipeline.queues.wire import Bye, Data, EndId, Grant, Hello, Timing, parse_id
+
+REMEMBERED: Final = 64
+"""Departed senders that are still known: for the one that was only silent, and for late news."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A sender as its receiver knows it.
+
+    Attributes:
+        route: where its Grants go; opaque here.
+        expected: sequence number accepted next.
+        sent: what it said in its latest Hello, whose serial is `echo`.
+        present: it was heard lately; `gone`: it will not be again, it closed or a later start took over.
+        share: what it may fill, None while it waits for one.
+        pending: arrived and not acknowledged, in sequence; `queue` holds those not handed out.
+        fresh_messages: of its credit, returned since the last Grant, `fresh_steps` steps.
+        due: when the next Grant goes out.
+    """
+
+    id: str
+    who: EndId
+    route: Any
+    expected: int
+    heard_at: float
+    present: bool = True
+    gone: bool = False
+    echo: int = 0
+    sent: int = 0
+    ask: bool = False
+    share: Share | None = None
+    pending: deque[Entry] = field(default_factory=deque)
+    queue: deque[Entry] = field(default_factory=deque)
+    fresh_messages: int = 0
+    fresh_steps: int = 0
+    due: float = math.inf
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message that arrived and was charged to `share` in `tenure`."""
+
+    peer: Peer
+    steps: int
+    record: Any
+    share: Share
+    tenure: int
+    acknowledged: bool = False
+
+
+class ReceiverState:
+    """The receiver's half of a queue, for all its senders.
+
+    Args:
+        receiver: id of this end.
+        capacity: never exceeded by what is held here, nor by that and what living senders have sent.
+        timing: intervals.
+        unpack: turns a payload into a record; a CodecError discards the message.
+        on_discard: called with the sender's id and that error.
+
+    Raises:
+        QueueError: a sender's share would hold no message or no step.
+    """
+
+    def __init__(
+        self,
+        receiver: str,
+        capacity: Capacity,
+        timing: Timing,
+        unpack: Callable[[Any], Any] = lambda payload: payload,
+        on_discard: Callable[[str, CodecError], None] = lambda _sender, _error: None,
+    ) -> None:
+        self.receiver = receiver
+        self.capacity = capacity
+        self.shares = Shares(capacity)
+        self._timing = timing
+        self._unpack = unpack
+        self._on_discard = on_discard
+        self.queued_messages = 0
+        self.queued_steps = 0
+        self.got_messages = 0
+        self.got_steps = 0
+        self.duplicates = 0
+        self.discarded = 0
+        self.refused = 0  # came early, from nobody known, or beyond its sender's share
+        self._peers: dict[str, Peer] = {}  # present or remembered
+        self._latest: dict[str, Peer] = {}  # of each name
+        self._departed: dict[str, None] = {}  # oldest first
+        self._orphaned: deque[Peer] = deque()  # departed, with messages in their queues
+        self._ring: deque[Peer] = deque()  # present, with messages in their queues; next turn first
+        self._due: dict[str, Peer] = {}
+        self._strangers: dict[Any, Grant] = {}
+        self._next_due = math.inf
+
+    @property
+    def senders(self) -> int:
+        """Live senders now."""
+        return sum(peer.present for peer in self._peers.values())
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` or `outgoing` has something to do at the latest, if nothing else happens."""
+        heard = min((peer.heard_at for peer in self._peers.values() if peer.present), default=math.inf)
+        return min(self.next_grant, heard + self._timing.peer_timeout)
+
+    @property
+    def next_grant(self) -> float:
+        """When `outgoing` has something at the latest, if nothing else happens."""
+        return -math.inf if self._strangers else self._next_due
+
+    # ------------------------------------------------------------ events
+
+    def on_hello(self, now: float, hello: Hello, route: Any) -> None:
+        """A sender introduced itself, or asks what has arrived."""
+        peer = self._peers.get(hello.sender) or self._meet(now, hello, route)
+        if peer is None:
+            return
+        if peer.gone:
+            self._turn_away(route, superseded=True)
+            return
+        if not peer.present:
+            peer.present = True
+            del self._departed[peer.id]
+            self._move(peer, self._orphaned, self._ring)
+            peer.share = self.shares.claim(peer.id)
+        peer.heard_at = now
+        peer.route = route
+        peer.expected = max(peer.expected, hello.oldest)
+        if hello.serial > peer.echo:
+            peer.echo, peer.sent = hello.serial, hello.sent
+        self._schedule(peer, now)
+
+    def _meet(self, now: float, hello: Hello, route: Any) -> Peer | None:
+        """A new peer that has taken its predecessor's place; None for one that is no longer the latest."""
+        try:
+            who = parse_id(hello.sender)
+        except ValueError:
+            self.refused += 1
+            return None
+        former = self._latest.get(who.name)
+        if former is not None and former.who.order >= who.order:
+            self._turn_away(route, superseded=True)
+            return None
+        peer = Peer(hello.sender, who, route, hello.oldest, now)
+        self._peers[peer.id] = self._latest[who.name] = peer
+        peer.share = self.shares.claim(peer.id, first=former is not None)
+        if former is not None:
+            self._depart(former, for_good=True)
+        return peer
+
+    def on_data(self, now: float, data: Data, route: Any) -> bool:
+        """A message arrived. Returns whether it was new and in sequence, and is now held here."""
+        peer = self._peers.get(data.sender)
+        if peer is None or not peer.present:
+            self.refused += 1
+            self._turn_away(route, superseded=False)
+            return False
+        peer.heard_at = now
+        if data.sequence < peer.expected:
+            self.duplicates += 1
+            self._schedule(peer, now)
+            return False
+        if data.sequence > peer.expected or not self.shares.charge(peer.share, data.steps):
+            self.refused += 1
+            peer.ask = True
+            self._schedule(peer, now)
+            return False
+        assert peer.share is not None
+        peer.expected += 1
+        self._hold(now, Entry(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
+        return True
+
+    def _hold(self, now: float, entry: Entry, payload: Any) -> None:
+        """Queues a message, or discards it: then it counts as acknowledged."""
+        peer = entry.peer
+        peer.pending.append(entry)
+        try:
+            entry.record = self._unpack(payload)
+        except CodecError as error:
+            self.discarded += 1
+            self._on_discard(peer.id, error)
+            self.acknowledge(now, entry)
+            return
+        if not peer.queue:
+            self._ring.append(peer)
+        peer.queue.append(entry)
+        self.queued_messages += 1
+        self.queued_steps += entry.steps
+
+    def on_bye(self, bye: Bye) -> None:
+        """A sender closed in order."""
+        peer = self._peers.get(bye.sender)
+        if peer is not None:
+            self._depart(peer, for_good=True)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: senders that were silent for too long are gone, until they say Hello.
+
+        Hand over what has arrived first: a receiver that was busy is no reason to give senders up.
+        """
+        limit = now - self._timing.peer_timeout
+        for peer in [peer for peer in self._peers.values() if peer.present and peer.heard_at <= limit]:
+            self._depart(peer, for_good=False)
+
+    # ------------------------------------------------------------ handing out
+
+    def take(self) -> Entry:
+        """The next message: those of departed senders first, then one of each sender in turn.
+
+        Raises:
+            Empty: there is none.
+        """
+        waiting = self._orphaned or self._ring
+        if not waiting:
+            raise Empty("got no message; expected one that has arrived; wait with get() instead")
+        peer = waiting.popleft()
+        entry = peer.queue.popleft()
+        if peer.queue:
+            waiting.append(peer) if peer.present else waiting.appendleft(peer)
+        self.queued_messages -= 1
+        self.queued_steps -= entry.steps
+        self.got_messages += 1
+        self.got_steps += entry.steps
+        return entry
+
+    def acknowledge(self, now: float, entry: Entry) -> None:
+        """The message is done with. Takes effect when all before it from its sender are."""
+        entry.acknowledged = True
+        peer = entry.peer
+        while peer.pending and peer.pending[0].acknowledged:
+            done = peer.pending.popleft()
+            self.shares.discharge(done.share, done.tenure, done.steps)
+            owner = self._peers.get(done.share.owner)
+            if owner is not None:
+                self._freed(now, owner, done.steps)
+            if peer.present and owner is not peer:
+                self._freed(now, peer, done.steps)
+
+    def _freed(self, now: float, peer: Peer, steps: int) -> None:
+        """Credit to tell a sender about: at once if it is a quarter of a share, else soon."""
+        peer.fresh_messages += 1
+        peer.fresh_steps += steps
+        urgent = (
+            4 * peer.fresh_messages >= self.shares.share_messages or 4 * peer.fresh_steps >= self.shares.share_steps
+        )
+        self._schedule(peer, now if urgent else now + self._timing.acknowledge)
+
+    # ------------------------------------------------------------ grants
+
+    def outgoing(self, now: float) -> list[tuple[Any, Grant]]:
+        """Grants to send now, each with its route. With `now` infinite: all that are not sent yet."""
+        out = list(self._strangers.items())
+        self._strangers.clear()
+        if self._next_due <= now:
+            for peer in [peer for peer in self._due.values() if peer.due <= now]:
+                out.append((peer.route, self._grant(peer)))
+                del self._due[peer.id]
+            self._next_due = min((peer.due for peer in self._due.values()), default=math.inf)
+        return out
+
+    def _grant(self, peer: Peer) -> Grant:
+        messages, steps = self.shares.granted(peer.share)
+        ask, peer.ask = peer.ask, False
+        peer.fresh_messages = peer.fresh_steps = 0
+        peer.due = math.inf
+        return Grant(
+            receiver=self.receiver,
+            echo=peer.echo,
+            messages=messages,
+            steps=steps,
+            largest=self.capacity.largest,
+            received=peer.expected,
+            acknowledged=peer.expected - len(peer.pending),
+            missing=peer.expected < peer.sent,
+            ask=ask,
+        )
+
+    def _schedule(self, peer: Peer, due: float) -> None:
+        if due < peer.due:
+            peer.due = due
+            self._due[peer.id] = peer
+            self._next_due = min(self._next_due, due)
+
+    def _turn_away(self, route: Any, *, superseded: bool) -> None:
+        """Answers a sender that is not known, or no longer the latest of its name."""
+        self._strangers[route] = Grant(
+            receiver=self.receiver,
+            echo=0,
+            messages=0,
+            steps=0,
+            largest=self.capacity.largest,
+            received=0,
+            acknowledged=0,
+            ask=not superseded,
+            superseded=superseded,
+        )
+
+    # ------------------------------------------------------------ coming and going
+
+    def _depart(self, peer: Peer, *, for_good: bool) -> None:
+        """A sender is gone: its share returns, what arrived from it stays and goes first."""
+        peer.gone |= for_good
+        if not peer.present:
+            return
+        peer.present = False
+        peer.due = math.inf
+        self._due.pop(peer.id, None)
+        self._move(peer, self._ring, self._orphaned)
+        self._vacate(peer)
+        self._departed[peer.id] = None
+        for id_ in [*self._departed][:-REMEMBERED]:
+            if not self._peers[id_].pending:
+                self._forget(self._peers[id_])
+
+    def _vacate(self, peer: Peer) -> None:
+        self.shares.withdraw(peer.id)
+        if peer.share is None:
+            return
+        share, peer.share = peer.share, None
+        heir = self._peers.get(self.shares.release(share))
+        if heir is not None:
+            heir.share = share
+            self._schedule(heir, -math.inf)
+
+    def _move(self, peer: Peer, source: deque[Peer], target: deque[Peer]) -> None:
+        if peer.queue:
+            source.remove(peer)
+            target.append(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        del self._peers[peer.id], self._departed[peer.id]
+        if self._latest.get(peer.who.name) is peer:
+            del self._latest[peer.who.name]

@@ -1,0 +1,247 @@
+"""The receiver's end of a queue: what waits, on top of `ReceiverState`. Memory and ZeroMQ use the same.
+
+As in `sending_end`: all logic is in functions that never wait, and no await follows the moment a
+message is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from pipeline.errors import Closed, CodecError
+from pipeline.queues.credit import Entry, ReceiverState
+from pipeline.queues.interface import Capacity, Delivery, ReceiverStatistics
+from pipeline.queues.timer import Timer
+from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing
+
+
+class _Delivery:
+    """A record handed out, with what its acknowledgement needs."""
+
+    __slots__ = ("_end", "_entry")
+
+    def __init__(self, end: ReceivingEnd, entry: Entry) -> None:
+        self._end = end
+        self._entry = entry
+
+    @property
+    def record(self) -> Any:
+        """The record."""
+        return self._entry.record
+
+    @property
+    def steps(self) -> int:
+        """Agent-steps in it."""
+        return self._entry.steps
+
+    @property
+    def sender(self) -> str:
+        """Service start that put it, as given to its transport."""
+        return self._entry.peer.who.start
+
+    def acknowledge(self) -> None:
+        """As `Delivery.acknowledge`. After the end was closed it does nothing: the next receiver gets it again."""
+        self._end.acknowledge(self._entry)
+
+
+class ReceivingEnd:
+    """The receiver's end of a queue.
+
+    Args:
+        receiver: id of this end.
+        capacity: never exceeded.
+        behavior_id: behavior name that the queue carries.
+        timing: intervals.
+        clock: seconds, rising.
+        unpack: turns a payload into a record; a CodecError discards the message.
+        on_discard: called with the sender's id and that error.
+        transmit: sends a Grant along a route, or loses it; never waits.
+        poll: hands over what has arrived; called before time is looked at, and after sending, which may
+            have hidden an arrival.
+        release: frees what the shell holds for this end; called once, when it closes.
+
+    Raises:
+        QueueError: a sender's share would hold no message or no step.
+    """
+
+    def __init__(
+        self,
+        receiver: str,
+        capacity: Capacity,
+        behavior_id: str,
+        timing: Timing,
+        clock: Callable[[], float],
+        unpack: Callable[[Any], Any],
+        on_discard: Callable[[str, CodecError], None],
+        transmit: Callable[[Any, Grant], None],
+        poll: Callable[[], None],
+        release: Callable[[], None],
+    ) -> None:
+        self._state = ReceiverState(receiver, capacity, timing, unpack, on_discard)
+        self._behavior_id = behavior_id
+        self._clock = clock
+        self._transmit = transmit
+        self._poll = poll
+        self._release = release
+        self._closed = False
+        self._arrived = anyio.Event()
+        self._getters = 0
+        self._waits = 0
+        self._waited_s = 0.0
+        self.timer = Timer(clock, lambda: self._state.deadline, self._tick)
+
+    @property
+    def behavior_id(self) -> str:
+        """Behavior name that the queue carries, "*" for all."""
+        return self._behavior_id
+
+    @property
+    def maxlen(self) -> int:
+        """Capacity in messages."""
+        return self._state.capacity.messages
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end is closed."""
+        return self._closed
+
+    # ------------------------------------------------------------ getting
+
+    async def get(self) -> Any:
+        """As `ReceivingQueue.get`."""
+        await self._arrival()
+        return self.get_nowait()
+
+    async def receive(self) -> Delivery:
+        """As `ReceivingQueue.receive`."""
+        await self._arrival()
+        return self.receive_nowait()
+
+    def get_nowait(self) -> Any:
+        """As `get`, but raises `Empty` where that would wait."""
+        entry = self._take()
+        self.acknowledge(entry)
+        return entry.record
+
+    def receive_nowait(self) -> Delivery:
+        """As `receive`, but raises `Empty` where that would wait."""
+        return _Delivery(self, self._take())
+
+    def _take(self) -> Entry:
+        self._check()
+        return self._state.take()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(
+                f"got a get from {self._state.receiver}, which is closed; expected an open end; open a new one"
+            )
+
+    async def _arrival(self) -> None:
+        """Waits until there is something to take."""
+        await anyio.lowlevel.checkpoint()
+        if self._closed or self._state.queued_messages:
+            return
+        self._waits += 1
+        began = self._clock()
+        self._getters += 1
+        try:
+            while not (self._closed or self._state.queued_messages):
+                if self._arrived.is_set():
+                    self._arrived = anyio.Event()
+                await self._arrived.wait()
+        finally:
+            self._getters -= 1
+            self._waited_s += self._clock() - began
+
+    def acknowledge(self, entry: Entry) -> None:
+        """The message is done with."""
+        if self._closed or entry.acknowledged:
+            return
+        now = self._clock()
+        self._state.acknowledge(now, entry)
+        self._send_grants(now)
+
+    def qsize(self) -> int:
+        """Messages that `get_nowait` could return now."""
+        return self._state.queued_messages
+
+    def empty(self) -> bool:
+        """Whether `qsize` is 0."""
+        return not self._state.queued_messages
+
+    # ------------------------------------------------------------ what the shell calls
+
+    def received(self, message: Hello | Data | Bye, route: Any) -> None:
+        """Something arrived; call `settle` when that was all for now."""
+        if isinstance(message, Data):
+            self._state.on_data(self._clock(), message, route)
+        elif isinstance(message, Hello):
+            self._state.on_hello(self._clock(), message, route)
+        else:
+            self._state.on_bye(message)
+
+    def settle(self) -> None:
+        """Sends what is due after something arrived, and wakes those who wait for it."""
+        if self._getters and self._state.queued_messages:
+            self._arrived.set()
+        self._send_grants(self._clock())
+
+    def discard(self) -> None:
+        """Something arrived that was no message at all."""
+        self._state.discarded += 1
+
+    def _send_grants(self, now: float) -> None:
+        if self._state.next_grant <= now:
+            for route, grant in self._state.outgoing(now):
+                self._transmit(route, grant)
+            self._poll()
+        self.timer.advance(self._state.next_grant)
+
+    def _tick(self) -> None:
+        self._poll()
+        now = self._clock()
+        self._state.tick(now)
+        self._send_grants(now)
+
+    # ------------------------------------------------------------ the rest
+
+    def statistics(self) -> ReceiverStatistics:
+        """The counters."""
+        state = self._state
+        return ReceiverStatistics(
+            queued_messages=state.queued_messages,
+            queued_steps=state.queued_steps,
+            unacknowledged_messages=state.shares.messages - state.queued_messages,
+            unacknowledged_steps=state.shares.steps - state.queued_steps,
+            got_messages=state.got_messages,
+            got_steps=state.got_steps,
+            duplicates=state.duplicates,
+            discarded=state.discarded,
+            senders=state.senders,
+            waits=self._waits,
+            waited_s=self._waited_s,
+            fullest_messages=state.shares.fullest_messages,
+            fullest_steps=state.shares.fullest_steps,
+        )
+
+    def close(self, *, farewell: bool = True) -> None:
+        """Closes this end at once; without `farewell` as a crash would, saying nothing to the senders."""
+        if self._closed:
+            return
+        if farewell:
+            for route, grant in self._state.outgoing(float("inf")):
+                self._transmit(route, grant)
+        self._closed = True
+        self.timer.stop()
+        self._release()
+        self._arrived.set()
+
+    async def aclose(self) -> None:
+        """Closes this end. Senders keep what is unacknowledged for the next receiver."""
+        self.close()
+        await anyio.lowlevel.checkpoint()

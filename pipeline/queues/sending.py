@@ -1,0 +1,181 @@
+"""The sender's half of a queue without I/O; the rules are in `credit`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.queues.wire import Data, Grant, Hello, Timing
+
+
+class SenderState:
+    """One sender's half of a queue.
+
+    Args:
+        sender: id of this end.
+        timing: intervals.
+        on_receiver: called at the first word of each start of the receiver, when all that its
+            predecessor acknowledged is counted and before its own grant is used.
+    """
+
+    def __init__(self, sender: str, timing: Timing, on_receiver: Callable[[], None] = lambda: None) -> None:
+        self.sender = sender
+        self._timing = timing
+        self._on_receiver = on_receiver
+        self.receiver = ""
+        self.receivers = 0
+        self.superseded = False
+        self.share_messages = 0
+        self.share_steps = 0
+        self.largest = 0
+        self.put_steps = 0
+        self.acknowledged_steps = 0
+        self.acknowledged_steps_earlier = 0
+        self.resent = 0
+        self._kept: deque[Data] = deque()  # put and not acknowledged
+        self._next = 0  # sequence number of the next put
+        self._sent = 0  # ... of the next message to send to this receiver
+        self._sent_steps = 0  # steps sent to this receiver and not acknowledged
+        self._farthest = 0  # ... after the last message ever sent
+        self._serial = 0  # of the last Hello
+        self._answered = 0  # highest serial echoed
+        self._believed = 0  # another receiver is believed only if it echoes a later Hello than this
+        self._repaired = 0  # a loss is believed only if reported for a later Hello than this
+        self._asked = False  # somebody asked for a Hello
+        self._said_at = -math.inf
+        self._heard_at = -math.inf
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def put_messages(self) -> int:
+        """Messages put so far."""
+        return self._next
+
+    @property
+    def acknowledged_messages(self) -> int:
+        """Messages acknowledged so far: cumulative, in order."""
+        return self._next - len(self._kept)
+
+    @property
+    def unacknowledged_messages(self) -> int:
+        """Messages kept for the receiver."""
+        return len(self._kept)
+
+    @property
+    def unacknowledged_steps(self) -> int:
+        """Steps in them."""
+        return self.put_steps - self.acknowledged_steps
+
+    def fits(self, steps: int) -> bool:
+        """Whether a message of `steps` can be put right now."""
+        return (
+            len(self._kept) < self.share_messages
+            and self.unacknowledged_steps + steps <= self.share_steps
+            and not self.superseded
+        )
+
+    @property
+    def stuck(self) -> Data | None:
+        """The message that can never be sent, because a new receiver takes only smaller ones."""
+        if self.largest and self._sent < self._next:
+            unsent = self._kept[self._sent - self.acknowledged_messages]
+            if unsent.steps > self.largest:
+                return unsent
+        return None
+
+    @property
+    def deadline(self) -> float:
+        """When `outgoing` has something at the latest, if nothing else happens."""
+        if self.superseded:
+            return math.inf
+        due = self._said_at + self._timing.heartbeat
+        if self._sent > self.acknowledged_messages or not self.share_messages:
+            due = min(due, max(self._said_at, self._heard_at) + self._timing.retry)
+        if self._asked:
+            outstanding = self._serial > self._answered
+            due = min(due, self._said_at + self._timing.retry) if outstanding else -math.inf
+        return due
+
+    # ------------------------------------------------------------ events
+
+    def put(self, steps: int, payload: Any) -> None:
+        """Takes a message that `fits`."""
+        assert self.fits(steps)
+        self._kept.append(Data(self.sender, self._next, steps, payload))
+        self._next += 1
+        self.put_steps += steps
+
+    def linked(self) -> None:
+        """The link came up: what was on it is lost, and so is an unanswered Hello."""
+        self._asked = True
+        self._answered = self._serial
+
+    def on_grant(self, now: float, grant: Grant) -> None:
+        """A receiver told our share and what has arrived."""
+        if grant.superseded:
+            self.superseded = True
+            return
+        if grant.receiver != self.receiver and not self._believe(grant):
+            return
+        self._heard_at = now
+        self._answered = max(self._answered, grant.echo)
+        self._asked |= grant.ask
+        self._forget(min(grant.acknowledged, self._farthest))
+        self.share_messages, self.share_steps, self.largest = grant.messages, grant.steps, grant.largest
+        if grant.missing and grant.echo > self._repaired:
+            self._repaired = self._serial
+            self._rewind(grant.received)
+
+    def _believe(self, grant: Grant) -> bool:
+        """Whether another receiver has taken over. Late news of an earlier one echoes no later Hello."""
+        if grant.echo <= self._believed:
+            self._asked = True
+            return False
+        self._believed = self._serial
+        self.receiver = grant.receiver
+        self.receivers += 1
+        self.acknowledged_steps_earlier = self.acknowledged_steps
+        self.share_messages = self.share_steps = 0
+        self._rewind(0)
+        self._on_receiver()
+        return True
+
+    def _forget(self, acknowledged: int) -> None:
+        kept = self._kept
+        while kept and kept[0].sequence < acknowledged:
+            data = kept.popleft()
+            self.acknowledged_steps += data.steps
+            if data.sequence < self._sent:
+                self._sent_steps -= data.steps
+        self._sent = max(self._sent, self.acknowledged_messages)
+
+    def _rewind(self, sequence: int) -> None:
+        """The next message to send is `sequence`, or the oldest kept."""
+        oldest = self.acknowledged_messages
+        self._sent = max(oldest, min(sequence, self._sent))
+        self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
+
+    def outgoing(self, now: float) -> list[Hello | Data]:
+        """What to send now."""
+        out: list[Hello | Data] = []
+        while self._sent < self._next and not self.superseded:
+            index = self._sent - self.acknowledged_messages
+            data = self._kept[index]
+            if index >= self.share_messages or self._sent_steps + data.steps > self.share_steps:
+                break
+            self._sent += 1
+            self._sent_steps += data.steps
+            self.resent += self._sent <= self._farthest
+            self._farthest = max(self._farthest, self._sent)
+            out.append(data)
+        if self.deadline <= now:
+            self._asked = False
+            self._said_at = now
+            self._serial += 1
+            out.append(
+                Hello(sender=self.sender, serial=self._serial, oldest=self.acknowledged_messages, sent=self._sent)
+            )
+        return out

@@ -1,0 +1,272 @@
+"""The sender's end of a queue: what waits, on top of `SenderState`. Memory and ZeroMQ use the same.
+
+A shell gives the end a way to transmit, hands it what arrives, and runs its timer. All logic is in
+functions that never wait; `put` and `drain` only wait until these can act, and no await follows the
+moment a message changes hands: a cancellation can neither lose nor repeat one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from pipeline.errors import Broken, Closed, Full, TooLarge
+from pipeline.queues.credit import SenderState
+from pipeline.queues.interface import SenderStatistics
+from pipeline.queues.timer import Timer
+from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing
+
+Acknowledged = Callable[[int, int], None]
+
+
+class SendingEnd:
+    """One sender's end of a queue.
+
+    Args:
+        sender: id of this end.
+        behavior_id: behavior name that the queue carries.
+        timing: intervals.
+        clock: seconds, rising.
+        pack: turns a record into a payload and its bytes.
+        transmit: sends one message to the receiver, or loses it; never waits.
+        poll: hands over what has arrived; called after sending, which may have hidden an arrival.
+        release: frees what the shell holds for this end; called once, when it closes.
+    """
+
+    def __init__(
+        self,
+        sender: str,
+        behavior_id: str,
+        timing: Timing,
+        clock: Callable[[], float],
+        pack: Callable[[Any], tuple[Any, int]],
+        transmit: Callable[[Hello | Data | Bye], None],
+        poll: Callable[[], None],
+        release: Callable[[], None],
+    ) -> None:
+        self._state = SenderState(sender, timing, self._new_receiver)
+        self._behavior_id = behavior_id
+        self._clock = clock
+        self._pack = pack
+        self._transmit = transmit
+        self._poll = poll
+        self._release = release
+        self._closed = False
+        self._putters: deque[anyio.Event] = deque()  # puts that wait, first come first
+        self._drained = anyio.Event()
+        self._acknowledged_callbacks: list[Acknowledged] = []
+        self._receiver_callbacks: list[Callable[[int], None]] = []
+        self._put_bytes = 0
+        self._waits = 0
+        self._waited_s = 0.0
+        self.timer = Timer(clock, lambda: self._state.deadline, self.flush)
+
+    @property
+    def behavior_id(self) -> str:
+        """Behavior name that the queue carries, "*" for all."""
+        return self._behavior_id
+
+    @property
+    def maxlen(self) -> int:
+        """Most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
+        return self._state.share_messages
+
+    @property
+    def receivers(self) -> int:
+        """Starts of the receiver heard so far."""
+        return self._state.receivers
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end is closed."""
+        return self._closed
+
+    # ------------------------------------------------------------ putting
+
+    async def put(self, record: Any, steps: int) -> None:
+        """As `SendingQueue.put`. Puts that wait are served in their order.
+
+        Raises:
+            TooLarge: more steps than `Capacity.largest` of the receiver.
+            Closed: this end is closed.
+            Broken: a later start of this sender has taken its place, or the receiver came back with a
+                capacity too small for what is kept for it.
+            CodecError: the record does not hold what its annotations say.
+        """
+        payload, size = self._pack(record)
+        await anyio.lowlevel.checkpoint()
+        if not self._may_put(steps):
+            await self._turn(steps)
+        self._put(steps, payload, size)
+
+    def put_nowait(self, record: Any, steps: int) -> None:
+        """As `put`, but raises `Full` where that would wait."""
+        payload, size = self._pack(record)
+        if not self._may_put(steps):
+            state = self._state
+            raise Full(
+                f"got a message of {steps} steps with {state.unacknowledged_messages} messages and "
+                f"{state.unacknowledged_steps} steps unacknowledged; expected at most {state.share_messages} and "
+                f"{state.share_steps} together; wait with put() instead"
+            )
+        self._put(steps, payload, size)
+
+    def _may_put(self, steps: int) -> bool:
+        self._check(steps)
+        return not self._putters and self._state.fits(steps)
+
+    def _check(self, steps: int) -> None:
+        state = self._state
+        if self._closed:
+            raise Closed(f"got a put to {state.sender}, which is closed; expected an open end; open a new one")
+        if state.superseded:
+            raise Broken(
+                f"got {state.sender}, whose place a later start of the same name has taken; expected one running "
+                "process of each name; stop this one"
+            )
+        if steps < 0 or (state.largest and steps > state.largest):
+            raise TooLarge(
+                f"got a message of {steps} steps; expected 0 to {state.largest}, a quarter of the receiving queue or "
+                "a sender's share; split it, or raise the receiver's capacity"
+            )
+        if stuck := state.stuck:
+            raise Broken(
+                f"got a receiver that takes at most {state.largest} steps at once, with one of {stuck.steps} kept for "
+                "it; expected the capacity of its predecessor; restart it with that"
+            )
+
+    async def _turn(self, steps: int) -> None:
+        """Waits behind earlier puts until a message of `steps` fits."""
+        event = anyio.Event()
+        self._putters.append(event)
+        self._waits += 1
+        began = self._clock()
+        try:
+            while True:
+                await event.wait()
+                self._check(steps)
+                if self._putters[0] is event and self._state.fits(steps):
+                    return
+                place = self._putters.index(event)
+                event = self._putters[place] = anyio.Event()
+        finally:
+            self._waited_s += self._clock() - began
+            self._putters.remove(event)
+            self._wake_putter()
+
+    def _put(self, steps: int, payload: Any, size: int) -> None:
+        self._state.put(steps, payload)
+        self._put_bytes += size
+        self.flush()
+
+    def _wake_putter(self) -> None:
+        if self._putters:
+            self._putters[0].set()
+
+    # ------------------------------------------------------------ what the shell calls
+
+    def received(self, grant: Grant) -> None:
+        """A Grant arrived."""
+        state = self._state
+        before = state.acknowledged_messages
+        state.on_grant(self._clock(), grant)
+        self.flush()
+        if state.acknowledged_messages != before:
+            if not state.unacknowledged_messages:
+                self._drained.set()
+            for callback in self._acknowledged_callbacks:
+                callback(state.acknowledged_messages, state.acknowledged_steps)
+        self._wake_all() if state.superseded or state.stuck else self._wake_putter()
+
+    def linked(self) -> None:
+        """The link to a receiver came up, perhaps again."""
+        self._state.linked()
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what is due."""
+        if not self._closed:
+            for message in self._state.outgoing(self._clock()):
+                self._transmit(message)
+            self.timer.advance(self._state.deadline)
+            self._poll()
+
+    def _new_receiver(self) -> None:
+        for callback in self._receiver_callbacks:
+            callback(self._state.receivers)
+
+    # ------------------------------------------------------------ the rest
+
+    def on_acknowledged(self, callback: Acknowledged) -> None:
+        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change."""
+        self._acknowledged_callbacks.append(callback)
+
+    def on_receiver(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback(receivers)` with the starts seen so far when one is first heard of.
+
+        At that moment `statistics` counts all that its predecessors acknowledged and nothing of its own,
+        and nothing can be put yet. Where a receiver is known already, calls at once.
+        """
+        self._receiver_callbacks.append(callback)
+        if self._state.receivers:
+            callback(self._state.receivers)
+
+    async def drain(self) -> None:
+        """Returns when everything put has been acknowledged.
+
+        Raises:
+            Closed, Broken: that will not happen.
+
+        Cancelled: nothing is lost.
+        """
+        await anyio.lowlevel.checkpoint()
+        while self._state.unacknowledged_messages:
+            self._check(0)
+            if self._drained.is_set():
+                self._drained = anyio.Event()
+            await self._drained.wait()
+
+    def statistics(self) -> SenderStatistics:
+        """The counters."""
+        state = self._state
+        return SenderStatistics(
+            put_messages=state.put_messages,
+            put_steps=state.put_steps,
+            put_bytes=self._put_bytes,
+            acknowledged_messages=state.acknowledged_messages,
+            acknowledged_steps=state.acknowledged_steps,
+            unacknowledged_messages=state.unacknowledged_messages,
+            unacknowledged_steps=state.unacknowledged_steps,
+            resent_messages=state.resent,
+            credit_messages=max(0, state.share_messages - state.unacknowledged_messages),
+            credit_steps=max(0, state.share_steps - state.unacknowledged_steps),
+            waits=self._waits,
+            waited_s=self._waited_s,
+            receivers=state.receivers,
+            acknowledged_steps_earlier=state.acknowledged_steps_earlier,
+        )
+
+    def close(self, *, farewell: bool = True) -> None:
+        """Closes this end at once; without `farewell` as a crash would, saying nothing to the receiver."""
+        if self._closed:
+            return
+        if farewell:
+            self._transmit(Bye(sender=self._state.sender))
+        self._closed = True
+        self.timer.stop()
+        self._release()
+        self._wake_all()
+
+    async def aclose(self) -> None:
+        """Closes this end; what is unacknowledged is given up (drain first to keep it)."""
+        self.close()
+        await anyio.lowlevel.checkpoint()
+
+    def _wake_all(self) -> None:
+        for putter in self._putters:
+            putter.set()
+        self._drained.set()

@@ -1,0 +1,403 @@
+"""Queues and boards between processes, over ZeroMQ. The only module that imports zmq.
+
+Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
+ZeroMQ's own limits never act: credit bounds what is under way, and what a broken connection loses
+is found and sent again by the rules in `credit` and `board`.
+
+The sockets are plain ones that the event loop's reader callback drains, without a task or future
+for each message. A ZeroMQ file descriptor announces changes only, and any call on the socket may
+swallow the announcement; so after every send its events are looked at again (`Link.poll`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+import anyio.to_thread
+import structlog
+import zmq
+import zmq.backend
+
+from pipeline.errors import CodecError, QueueError
+from pipeline.messages.codec import SERVICES, Buffer, Limits
+from pipeline.queues import frames as framing
+from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from pipeline.queues.endpoints import ipc_path, listen, unavailable
+from pipeline.queues.interface import Capacity
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.queues.scope import Scope
+from pipeline.queues.sending_end import SendingEnd
+from pipeline.queues.wire import DEFAULT_TIMING, Timing, make_id
+
+# The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
+# time on enumerations.
+_send: Any = zmq.backend.Socket.send
+_receive: Any = zmq.backend.Socket.recv
+_option: Any = zmq.backend.Socket.get
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_RCVMORE: Final = int(zmq.RCVMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_READABLE: Final = int(zmq.POLLIN)
+_WRITABLE: Final = int(zmq.POLLOUT)
+
+log = structlog.get_logger(__name__)
+
+
+class Link:
+    """A non-blocking ZeroMQ socket that hands over what arrives as soon as it does.
+
+    Args:
+        socket: bound or connected.
+        name: of the queue or board, for logs.
+        failed: called with what any of the functions below raised.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], name: str, failed: Callable[[Exception], None]) -> None:
+        self._socket = socket
+        self._name = name
+        self._failed = failed
+        self._routed = socket.type == zmq.ROUTER
+        self._unconnected = not self._routed
+        self._closed = False
+        self._draining = False
+        self._loop = asyncio.get_running_loop()
+        self._fd: int = _option(socket, int(zmq.FD))
+
+    def open(
+        self,
+        received: Callable[[Sequence[Buffer], bytes], None],
+        settled: Callable[[], None],
+        linked: Callable[[], None] = lambda: None,
+        malformed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins to hand over.
+
+        Args:
+            received: called with the frames of each message and where it came from (b"" without a ROUTER).
+            settled: called when that was all for now.
+            linked: called when a connection stands, at first and after one was found missing.
+            malformed: called when `received` raised a CodecError, which is logged.
+        """
+        self._received = received
+        self._settled = settled
+        self._linked = linked
+        self._malformed = malformed
+        self._loop.add_reader(self._fd, self._readable)
+        self._loop.call_soon(self._readable)
+
+    def send(self, frames: Sequence[Buffer], route: bytes = b"") -> None:
+        """Sends a message, or loses it where no connection stands."""
+        socket, copy = self._socket, not framing.is_large(frames[0])
+        try:
+            if self._routed:
+                _send(socket, route, _MORE)
+            for frame in frames[:-1]:
+                _send(socket, frame, _MORE, copy)
+            _send(socket, frames[-1], _NOBLOCK, copy)
+        except zmq.Again:
+            self._unconnected = not self._routed
+
+    def poll(self) -> None:
+        """Hands over what has arrived."""
+        if self._draining or self._closed:
+            return
+        self._draining = True
+        try:
+            while self._drain():
+                self._settled()
+        finally:
+            self._draining = False
+
+    def _drain(self) -> bool:
+        """Hands over message by message; returns whether there was one."""
+        found = False
+        while not self._closed:
+            events = _option(self._socket, _EVENTS)
+            if self._unconnected and events & _WRITABLE:
+                self._unconnected = False
+                self._linked()
+            if not events & _READABLE:
+                break
+            found = True
+            self._take()
+        return found and not self._closed
+
+    def _take(self) -> None:
+        socket = self._socket
+        route = _receive(socket, _NOBLOCK) if self._routed else b""
+        frames: list[Buffer] = []
+        large = False
+        while not frames or _option(socket, _RCVMORE):
+            frames.append(_receive(socket, _NOBLOCK, False).buffer if large else _receive(socket, _NOBLOCK))
+            large = large or framing.is_large(frames[0])
+        try:
+            self._received(frames, route)
+        except CodecError as error:
+            log.warning("discarded", queue=self._name, error=str(error))
+            self._malformed()
+
+    def _readable(self) -> None:
+        try:
+            self.poll()
+        except Exception as error:  # the event loop would only log it
+            self._failed(error)
+
+    def close(self) -> None:
+        """Closes the socket; what was sent goes out within its linger time."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            self._socket.close()
+
+
+class ZmqTransport:
+    """Opens the ends of one service start over ZeroMQ, under asyncio.
+
+    Args:
+        endpoints: address of each queue by its name ("segments:Ball") and of each board by "board:" and
+            its service ("board:stepping-0"): "ipc://" and a path of at most 107 bytes, or
+            "tcp://127.0.0.1:" and a port.
+        start: this start of the service, as "stepping-0.1"; a later start has a higher number.
+        timing: intervals.
+        clock: seconds, rising; by default that of the event loop.
+        limits: of a message.
+        opened: numbers that rise with each opening of an end, over all starts of the service.
+        reconnect: seconds between attempts to connect.
+        bind: seconds for which a taken address is tried again: its owner may be on its way out.
+        linger: seconds for which a closed end's last words are kept for sending.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, str],
+        start: str,
+        *,
+        timing: Timing = DEFAULT_TIMING,
+        clock: Callable[[], float] | None = None,
+        limits: Limits = SERVICES,
+        opened: Callable[[], int] = time.time_ns,
+        reconnect: float = 0.05,
+        bind: float = 1.0,
+        linger: float = 0.2,
+    ) -> None:
+        self.endpoints = dict(endpoints)
+        self.start = start
+        self._timing = timing
+        self._own_clock = clock
+        self._limits = limits
+        self._opened = opened
+        self._reconnect = reconnect
+        self._bind = bind
+        self._linger = linger
+        self._scope = Scope()
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.Context(io_threads=1)
+        self._clock = self._own_clock or asyncio.get_running_loop().time
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._scope.__aexit__(exc_type, exc, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):  # bounded by linger
+                await anyio.to_thread.run_sync(self._context.term)
+
+    def abandon(self) -> None:
+        """Drops all ends as a crash would: the other sides are told nothing."""
+        self._scope.close(farewell=False)
+
+    # ------------------------------------------------------------ queues
+
+    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+        """The sending end of queue `name`. Ends open at the same time are different senders.
+
+        Raises:
+            QueueError: no endpoint of that name, or none that can be connected to.
+        """
+        link = self._connected(name)
+        index = self._scope.index(name)
+
+        def release() -> None:
+            self._scope.release_index(name, index)
+            self._scope.remove(end)
+            link.close()
+
+        end = SendingEnd(
+            make_id(self.start, self._opened(), index),
+            behavior_id,
+            self._timing,
+            self._clock,
+            pack=_pack,
+            transmit=lambda message: link.send(framing.to_receiver(message)),
+            poll=link.poll,
+            release=release,
+        )
+        link.open(lambda frames, _: end.received(framing.from_receiver(frames)), _nothing, end.linked)
+        self._scope.add(end, end.timer)
+        return end
+
+    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+        """The receiving end of queue `name`. `capacity` bounds it exactly.
+
+        Raises:
+            QueueError: no endpoint of that name, somebody else listens there, nobody can, or a sender's
+                share would hold nothing.
+        """
+        link, free = await self._listening(name)
+
+        def release() -> None:
+            self._scope.remove(end)
+            link.close()
+            free()
+
+        end = ReceivingEnd(
+            make_id(self.start, self._opened()),
+            capacity,
+            behavior_id,
+            self._timing,
+            self._clock,
+            unpack=lambda payload: framing.unpack(payload, self._limits),
+            on_discard=lambda sender, error: log.warning("discarded", queue=name, sender=sender, error=str(error)),
+            transmit=lambda route, grant: link.send(framing.to_sender(grant), route),
+            poll=link.poll,
+            release=release,
+        )
+        link.open(
+            lambda frames, route: end.received(framing.from_sender(frames), route), end.settle, malformed=end.discard
+        )
+        self._scope.add(end, end.timer)
+        return end
+
+    # ------------------------------------------------------------ boards
+
+    async def board(self, service: str) -> BoardEnd:
+        """The publishing end of `service`'s board.
+
+        Raises:
+            QueueError: no endpoint named "board:" and the service, somebody else listens there, or nobody can.
+        """
+        link, free = await self._listening(f"board:{service}")
+
+        def release() -> None:
+            self._scope.remove(end)
+            link.close()
+            free()
+
+        end = BoardEnd(
+            make_id(self.start, self._opened()),
+            self._timing,
+            self._clock,
+            pack=framing.pack,
+            transmit=lambda route, message, payload: link.send(framing.to_subscriber(message, payload), route),
+            poll=link.poll,
+            release=release,
+        )
+        link.open(lambda frames, route: end.received(framing.from_subscriber(frames), route), end.settle)
+        self._scope.add(end)
+        return end
+
+    async def subscribe(self, service: str) -> SubscriptionEnd:
+        """A subscription to `service`'s board.
+
+        Raises:
+            QueueError: no endpoint named "board:" and the service, or none that can be connected to.
+        """
+        link = self._connected(f"board:{service}")
+
+        def release() -> None:
+            self._scope.remove(end)
+            link.close()
+
+        end = SubscriptionEnd(
+            self._timing,
+            self._clock,
+            transmit=lambda have: link.send(framing.to_publisher(have)),
+            poll=link.poll,
+            release=release,
+        )
+        link.open(lambda frames, _: end.received(*framing.from_publisher(frames, self._limits)), end.flush, end.linked)
+        self._scope.add(end, end.timer)
+        return end
+
+    # ------------------------------------------------------------ sockets
+
+    def _endpoint(self, name: str) -> str:
+        try:
+            return self.endpoints[name]
+        except KeyError:
+            raise QueueError(
+                f"got {name!r}; expected one of {sorted(self.endpoints)}; give it an endpoint in the topology"
+            ) from None
+
+    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, int(self._linger * 1000))
+        socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.total)
+        if not endpoint.startswith("ipc:"):  # a host may vanish without closing
+            socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
+        return socket
+
+    def _connected(self, name: str) -> Link:
+        endpoint = self._endpoint(name)
+        socket = self._socket(zmq.DEALER, endpoint)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for a receiver that is away
+        socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise unavailable(endpoint, error.errno, error) from error
+        return Link(socket, name, self._scope.fail)
+
+    async def _listening(self, name: str) -> tuple[Link, Callable[[], None]]:
+        """A link whose address is ours, and what gives the address back."""
+        endpoint = self._endpoint(name)
+        socket = self._socket(zmq.ROUTER, endpoint)
+        deadline = anyio.current_time() + self._bind
+        while True:
+            try:
+                free = _bind(socket, endpoint)
+                return Link(socket, name, self._scope.fail), free
+            except QueueError:
+                if anyio.current_time() >= deadline:
+                    socket.close()
+                    raise
+            except BaseException:
+                socket.close()
+                raise
+            await anyio.sleep(0.02)
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Callable[[], None]:
+    path = ipc_path(endpoint)
+    try:
+        if path is None:
+            socket.bind(endpoint)
+            return _nothing
+        socket.setsockopt(zmq.USE_FD, listen(path).detach())
+        socket.bind(endpoint)
+        return lambda: path.unlink(missing_ok=True)
+    except zmq.ZMQError as error:
+        raise unavailable(endpoint, error.errno, error) from error
+
+
+def _pack(record: Any) -> tuple[framing.Payload, int]:
+    payload = framing.pack(record)
+    return payload, payload.size
+
+
+def _nothing() -> None:
+    """Nothing to do."""

@@ -1,0 +1,163 @@
+"""What a service gets from whoever starts it: run, transport, clocks, stop signal, numbers.
+
+A service is a function `run(context)` that returns when `context.stop` is set and what it holds is
+handed on. It takes time, randomness and threads only from its context, so that the same function
+runs as a process over ZeroMQ, in one process over memory, and under a virtual clock in a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from pipeline.errors import Closed
+from pipeline.metrics import Registry
+from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
+from pipeline.settings.model import Settings
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+METRICS_INTERVAL_S = 1.0
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a worker thread; the loop goes on. A cancellation waits for its end."""
+    return await anyio.to_thread.run_sync(work)
+
+
+async def inline(work: Callable[[], T]) -> T:
+    """Runs `work` at once, for tests under a virtual clock, which must not run ahead of a thread."""
+    return work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What all services of a run know.
+
+    Attributes:
+        id: run id.
+        directory: run folder.
+        settings: of the run.
+        seed: all randomness derives from it.
+        capacities: of each queue, by name.
+        addresses: where simulators connect, by stepping service.
+        simulators: simulators that the supervisor starts for each stepping service.
+        resumed: the run goes on from what is in its folder.
+    """
+
+    id: str
+    directory: Path
+    settings: Settings
+    seed: int
+    capacities: Mapping[str, Capacity]
+    addresses: Mapping[str, str]
+    simulators: Mapping[str, int]
+    resumed: bool = False
+
+    @property
+    def stepping(self) -> tuple[str, ...]:
+        """Names of the stepping services."""
+        return tuple(self.addresses)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """All services that have a board, in the order of the flow."""
+        learners = (f"learning-{name}" for name in self.settings.behaviors)
+        return (*self.stepping, "assembly", "coordination", *learners)
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One start of one service.
+
+    Attributes:
+        run: what all services know.
+        service: name, as "stepping-0".
+        start: this start of it, as "stepping-0.5f3a-2"; never the same again.
+        first: it is the service's first start in this run of the supervisor.
+        transport: opens queues and boards.
+        stop: set when the service is to end in order.
+        log: structlog logger with run, service and behavior bound.
+        clock: seconds, only rising.
+        wall_clock: seconds since the epoch, for what people read.
+        compute: runs long work beside the loop.
+        registry: the service's numbers.
+    """
+
+    run: Run
+    service: str
+    start: str
+    first: bool
+    transport: Transport
+    stop: anyio.Event
+    log: Any
+    clock: Clock = anyio.current_time
+    wall_clock: Clock = time.time
+    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
+    registry: Registry = field(init=False)
+    waiting_for: str = ""
+
+    def __post_init__(self) -> None:
+        self.registry = Registry(self.service, self.start)
+
+    def note_sender(self, name: str, queue: SendingQueue) -> None:
+        """Publishes how a sending end fares."""
+        stats = queue.statistics()
+        self.registry.queue(
+            f"{name}.out",
+            messages=stats.unacknowledged_messages,
+            steps=stats.unacknowledged_steps,
+            capacity=queue.maxlen,
+            waits=stats.waits,
+            waited_s=stats.waited_s,
+        )
+
+    def note_receiver(self, name: str, queue: ReceivingQueue) -> None:
+        """Publishes how a receiving end fares."""
+        stats = queue.statistics()
+        self.registry.queue(
+            name,
+            messages=stats.queued_messages,
+            steps=stats.queued_steps,
+            capacity=queue.maxlen,
+            waits=stats.waits,
+            waited_s=stats.waited_s,
+        )
+
+
+async def publish_metrics(context: Context, board: Board, refresh: Callable[[], None]) -> None:
+    """Publishes the service's numbers every second, until cancelled.
+
+    Args:
+        context: of the service.
+        board: of the service.
+        refresh: brings gauges up to date.
+    """
+    while True:
+        refresh()
+        board.publish("metrics", context.registry.snapshot(context.wall_clock(), context.waiting_for))
+        await anyio.sleep(METRICS_INTERVAL_S)
+
+
+async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Calls `react` with the latest records at once and after each change, until the end is closed."""
+    try:
+        while True:
+            await subscription.changed()
+            outcome = react(subscription.latest)
+            if isinstance(outcome, Awaitable):
+                await outcome
+    except Closed:
+        return
+
+
+def start_name(start: str) -> str:
+    """The service of a start: "stepping-0" of "stepping-0.5f3a-2"."""
+    return start.rpartition(".")[0]

@@ -1,0 +1,194 @@
+"""The learner alone on data in memory, against the bare forward, backward and optimiser step.
+
+    python scripts/bench/learner.py [a] [b]
+
+Case a: batch 64, buffer 12,000. Case b: batch 4,096, buffer 65,536. Both: 3 epochs, separate actor
+and critic of 128x2, 8 observations, 2 continuous actions, normalised, one thread. `learner` is all
+of an update: taking segments in, values, advantages, minibatches, statistics, normaliser, weights
+to publish. `bare` does forward, backward and optimiser step with the same networks on the same
+minibatches with a gradient that is given; `plain` does the same with `torch.nn` layers and Adam as
+they come. Times are processor time of the thread, so that other work on the machine counts less.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.learning.learner import Learner
+from pipeline.learning.ppo import PPO
+from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from pipeline.messages.service import Episodes, Segments
+from pipeline.networks.actor import Actor
+from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import load_arrays
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(8,)),), actions=ActionSpec(continuous=2))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Minibatch and buffer in steps, and the length of each segment."""
+
+    batch: int
+    buffer: int
+    horizon: int = 64
+    epochs: int = 3
+
+
+CASES = {"a": Case(batch=64, buffer=12_000), "b": Case(batch=4_096, buffer=65_536)}
+
+
+def settings_of(case: Case) -> TrainerSettings:
+    """Settings of a learner for `case`."""
+    return TrainerSettings(
+        hyperparameters=Hyperparameters(batch_size=case.batch, buffer_size=case.buffer, num_epoch=case.epochs),
+        network_settings=NetworkSettings(normalize=True, hidden_units=128, num_layers=2),
+        max_steps=10**9,
+    )
+
+
+def segments_of(learner: Learner, rows: int, horizon: int, random: np.random.Generator) -> Segments:
+    """Random segments acted by the learner's present policy."""
+    actor = Actor(SPEC, learner.settings.network_settings)
+    load_arrays(actor, learner.weights().arrays)
+    lengths = np.full(-(-rows // horizon), horizon, np.int32)
+    lengths[-1] = rows - horizon * (len(lengths) - 1)
+    count = len(lengths)
+    observations = random.standard_normal((rows, 8), np.float32)
+    continuous, discrete, log_probs = actor.act((observations,), None, torch.Generator().manual_seed(1))
+    return Segments(
+        behavior="Bench",
+        source="stepping-0.1",
+        origin="assembly.1",
+        sequence=1,
+        began=0,
+        orphaned=0,
+        received=rows,
+        cut=0,
+        lengths=lengths,
+        observations=(observations,),
+        next_observations=(random.standard_normal((count, 8), np.float32),),
+        continuous=continuous,
+        discrete=discrete,
+        log_probs=log_probs,
+        masks=None,
+        rewards=random.standard_normal(rows, np.float32),
+        group_rewards=np.zeros(rows, np.float32),
+        versions=np.full(rows, learner.version, np.int64),
+        terminated=np.zeros(count, np.bool_),
+        interrupted=np.zeros(count, np.bool_),
+        group_ended=np.zeros(count, np.bool_),
+        teams=np.zeros(count, np.int32),
+        groups=np.zeros(count, np.int64),
+        agents=np.arange(count, dtype=np.int64),
+        simulators=np.zeros(count, np.int32),
+        episodes=Episodes(
+            returns=np.zeros(0, np.float32),
+            lengths=np.zeros(0, np.int32),
+            group_returns=np.zeros(0, np.float32),
+            teams=np.zeros(0, np.int32),
+            outcomes=np.zeros(0, np.float32),
+        ),
+    )
+
+
+def measure(case: Case, updates: int = 5) -> dict[str, float]:
+    """Measures one case.
+
+    Returns:
+        learner_steps_per_s; learner_ms, bare_ms and plain_ms per minibatch; ratio (learner / bare).
+    """
+    torch.set_num_threads(1)
+    settings, random = settings_of(case), np.random.default_rng(1)
+    learner = Learner("Bench", SPEC, settings, seed=1)
+    minibatches = case.buffer // case.batch * case.epochs
+    bare, plain = _bare(case, settings, random), _plain(case, random)
+    times: dict[str, list[float]] = {"learner": [], "bare": [], "plain": []}
+    for _ in range(updates + 1):  # taken in turn: what slows the machine down slows all three down
+        record = segments_of(learner, case.buffer, case.horizon, random)
+        times["learner"].append(_seconds(lambda record=record: _one_update(learner, record)))
+        times["bare"].append(_seconds(bare))
+        times["plain"].append(_seconds(plain))
+    seconds = {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {
+        "learner_steps_per_s": case.buffer / seconds["learner"],
+        **{f"{name}_ms": value / minibatches * 1e3 for name, value in seconds.items()},
+        "ratio": seconds["learner"] / seconds["bare"],
+    }
+
+
+def _one_update(learner: Learner, record: Segments) -> None:
+    learner.add(record)
+    learner.update()
+    learner.weights()
+
+
+def _bare(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
+    """An update's minibatches through the same networks and optimiser, with a given gradient."""
+    ppo = PPO(SPEC, settings, torch.Generator().manual_seed(1))
+    rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
+    minibatches = rows.split(case.batch)[: case.buffer // case.batch]
+    gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)
+
+    def run() -> None:
+        for _ in range(case.epochs):
+            for inputs in minibatches:
+                outputs = (ppo.actor(inputs), ppo.actor.log_sigma, ppo.critic(inputs))
+                ppo.parameters.backward(outputs, gradients)
+                ppo.optimizer.step()
+
+    return run
+
+
+def _plain(case: Case, random: np.random.Generator) -> Callable[[], None]:
+    """The same with layers and optimiser as they come."""
+
+    def network(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(8, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, outputs))
+
+    actor, critic = network(2), network(1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], fused=True)
+    rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
+    minibatches = rows.split(case.batch)[: case.buffer // case.batch]
+    gradients = (torch.randn(case.batch, 2) / case.batch, torch.randn(case.batch, 1) / case.batch)
+
+    def run() -> None:
+        for _ in range(case.epochs):
+            for inputs in minibatches:
+                optimizer.zero_grad()
+                torch.autograd.backward((actor(inputs), critic(inputs)), gradients)
+                optimizer.step()
+
+    return run
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    before = time.thread_time()
+    run()
+    return time.thread_time() - before
+
+
+def main() -> None:
+    for name in sys.argv[1:] or CASES:
+        case = CASES[name]
+        measured = measure(case)
+        print(
+            f"({name}) batch {case.batch}, buffer {case.buffer}: "
+            f"learner {measured['learner_steps_per_s']:,.0f} steps/s; "
+            f"per minibatch {measured['learner_ms']:.3f} ms, bare {measured['bare_ms']:.3f} ms, "
+            f"plain torch {measured['plain_ms']:.3f} ms; learner / bare {measured['ratio']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What a message costs: put and get of a 4 KB record of 15 arrays over ipc between two processes.
+
+For each loop the figures are CPU time of both processes together, ZeroMQ's own threads and the
+codec included, and messages per second; beside them a bare pyzmq PUSH/PULL of the same frames in the
+same run, without codec, credit or event loop.
+
+    python scripts/bench/queues.py [--messages 20000] [--rate 2000] [--uvloop]
+
+`--rate` adds a run at a steady pace, in which every message wakes the receiver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import zmq
+
+from pipeline.messages import codec
+from pipeline.messages.schema import Observation, record
+from pipeline.queues.interface import Capacity
+from pipeline.queues.zmq import ZmqTransport
+
+NAME = "steps"
+STEPS = 12
+CAPACITY = Capacity(messages=256, steps=256 * STEPS)
+
+
+@record("bench_columns")
+class Columns:
+    source: str
+    tick: int
+    columns: tuple[Observation, ...]
+
+
+def columns() -> Columns:
+    """15 arrays, 4 KB together."""
+    return Columns(source="stepping-0.1", tick=1, columns=tuple(np.zeros((12, 6), np.float32) for _ in range(14)) + (np.zeros(12, np.float32),))
+
+
+def report(messages: int, wall: float, cpu: float) -> None:
+    print(json.dumps({"messages": messages, "wall": wall, "cpu": cpu}), flush=True)
+
+
+async def put(endpoint: str, messages: int, rate: float) -> None:
+    value = columns()
+    async with ZmqTransport({NAME: endpoint}, "sender.1") as transport:
+        queue = await transport.sender(NAME)
+        await queue.put(value, STEPS)
+        await queue.drain()
+        began, cpu = time.perf_counter(), time.process_time()
+        for index in range(messages):
+            await queue.put(value, STEPS)
+            ahead = began + index / rate - time.perf_counter() if rate else 0.0
+            if ahead > 0:
+                await anyio.sleep(ahead)
+        await queue.drain()
+        report(messages, time.perf_counter() - began, time.process_time() - cpu)
+
+
+async def get(endpoint: str, messages: int) -> None:
+    async with ZmqTransport({NAME: endpoint}, "receiver.1") as transport:
+        queue = await transport.receiver(NAME, CAPACITY)
+        await queue.get()
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(messages):
+            await queue.get()
+        report(messages, time.perf_counter() - began, time.process_time() - cpu)
+        await anyio.sleep(0.1)
+
+
+def push(endpoint: str, messages: int) -> None:
+    frames = codec.encode(columns())
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(endpoint)
+        socket.send_multipart(frames)
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(messages):
+            socket.send_multipart(frames)
+        report(messages, time.perf_counter() - began, time.process_time() - cpu)
+
+
+def pull(endpoint: str, messages: int) -> None:
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.bind(endpoint)
+        socket.recv_multipart()
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(messages):
+            socket.recv_multipart()
+        report(messages, time.perf_counter() - began, time.process_time() - cpu)
+
+
+def measure(label: str, ends: tuple[str, str], arguments: list[str]) -> float:
+    """Runs both ends, prints a line, returns microseconds of CPU per message."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(Path(__file__)), "--endpoint", f"ipc://{folder}/q", *arguments]
+        processes = [subprocess.Popen([*command, "--end", end], stdout=subprocess.PIPE) for end in ends]
+        results: list[dict[str, Any]] = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    cost = [1e6 * result["cpu"] / result["messages"] for result in results]
+    rate = results[1]["messages"] / results[1]["wall"]
+    print(f"{label:34s} {rate:9,.0f} messages/s  {cost[0]:6.1f} + {cost[1]:6.1f} = {sum(cost):6.1f} us of CPU per message")
+    return sum(cost)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rate", type=float, default=2_000.0)
+    parser.add_argument("--uvloop", action="store_true")
+    parser.add_argument("--endpoint", help=argparse.SUPPRESS)
+    parser.add_argument("--end", choices=["put", "get", "push", "pull"], help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    options = {"use_uvloop": given.uvloop}
+    if given.end == "put":
+        anyio.run(put, given.endpoint, given.messages, given.rate, backend_options=options)
+    elif given.end == "get":
+        anyio.run(get, given.endpoint, given.messages, backend_options=options)
+    elif given.end:
+        {"push": push, "pull": pull}[given.end](given.endpoint, given.messages)
+    else:
+        compare(given.messages, given.rate, given.uvloop)
+
+
+def compare(messages: int, rate: float, uvloop: bool) -> None:
+    value = columns()
+    frames = codec.encode(value)
+    print(f"{len(frames) - 1} arrays, {sum(map(len, frames)):,} bytes, {'uvloop' if uvloop else 'asyncio'}")
+    loop = ["--uvloop"] if uvloop else []
+    bare = measure("bare PUSH/PULL, no codec", ("push", "pull"), ["--messages", str(messages)])
+    full = measure("queue, as fast as it goes", ("put", "get"), ["--messages", str(messages), "--rate", "0", *loop])
+    print(f"{'ratio':34s} {full / bare:9.2f}")
+    if rate:
+        paced = str(int(3 * rate))
+        full = measure(f"queue, {rate:,.0f} messages/s", ("put", "get"), ["--messages", paced, "--rate", str(rate), *loop])
+        print(f"{'ratio':34s} {full / bare:9.2f}")
+    began = time.process_time()
+    for _ in range(2_000):
+        codec.decode(codec.encode(value))
+    print(f"of that the codec, both ways {(time.process_time() - began) / 2_000 * 1e6:12.1f} us")
+
+
+if __name__ == "__main__":
+    main()

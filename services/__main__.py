@@ -1,0 +1,47 @@
+"""The `sparring` command. Each command's module is imported when it is used: a simulator loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from pipeline.errors import SettingsError, SparringError
+
+COMMANDS: Final = {
+    "train": "train from a configuration",
+    "check": "check a configuration without running it",
+    "status": "show how a run stands",
+    "simulator": "run a built-in simulator or a bridge",
+    "service": "run one service of a run alone",
+    "compliance": "check a foreign simulator against the protocol",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status: 0 fine, 1 failed, 2 bad input."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in given if not word.startswith("-")), "")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module = importlib.import_module(f"services.{name}")
+            module.add_arguments(command)
+            command.set_defaults(handler=module.run)
+    args = parser.parse_args(given)
+    try:
+        return int(args.handler(args))
+    except SettingsError as error:
+        sys.stderr.write(f"sparring: {error}\n")
+        return 2
+    except SparringError as error:
+        sys.stderr.write(f"sparring: {type(error).__name__}: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The process around assembly.
+
+consumes       StepBatch from "steps" (all stepping services); Cuts from coordination's board
+produces       Segments on "segments:NAME", one queue for each behavior name
+waits for      steps; credit for segments while coordination holds as many as it can
+unblocked by   the next StepBatch or Cut; coordination's acknowledgement
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import anyio
+
+from pipeline.assembly.assembler import Assembler, Sizes
+from pipeline.errors import Closed
+from pipeline.messages.service import Assembled, AssemblyState, Cuts, Segments, StepBatch
+from pipeline.queues.interface import Board, SendingQueue
+from pipeline.runtime import Context, follow, publish_metrics, start_name
+
+
+class Assembly:
+    """Assemblers of all behaviors and sources, and the ends they send through."""
+
+    def __init__(self, context: Context, board: Board, senders: Mapping[str, SendingQueue]) -> None:
+        self._context = context
+        self._board = board
+        self._senders = senders
+        self._assemblers: dict[tuple[str, str], Assembler] = {}
+        self._sources: dict[str, str] = {}
+        self._cuts = Cuts(behaviors={})
+        self._cut: dict[tuple[str, str], int] = {}
+        self._turn = anyio.Lock()  # messages of one assembler leave in the order of their numbers
+
+    async def take(self, batch: StepBatch) -> None:
+        """Assembles a batch and sends what is finished."""
+        async with self._turn:
+            await self._replace(batch.source)
+            for part in batch.parts:
+                assembler = self._assembler(part.behavior, batch.source)
+                assembler.apply(part)
+                await self._send(part.behavior, assembler.flush())
+                await self._cut_if_due(part.behavior, batch.source)
+
+    async def cut(self, latest: Mapping[str, Any]) -> None:
+        """Coordination asked for cuts."""
+        cuts = latest.get("cuts")
+        if cuts is None:
+            return
+        self._cuts = cuts
+        async with self._turn:
+            for behavior, source in list(self._assemblers):
+                await self._cut_if_due(behavior, source)
+
+    async def settle(self) -> None:
+        """Returns when no batch is half taken."""
+        async with self._turn:
+            self._context.waiting_for = "the end"
+
+    def refresh(self) -> None:
+        """Brings gauges and state up to date."""
+        held: dict[str, dict[str, Assembled]] = {}
+        for (behavior, source), assembler in self._assemblers.items():
+            held.setdefault(behavior, {})[source] = Assembled(
+                received=assembler.received,
+                open=assembler.open_steps,
+                closed=assembler.closed_steps,
+                orphaned=assembler.orphaned,
+            )
+        self._board.publish("state", AssemblyState(origin=self._context.start, held=held))
+        self._note_open()
+
+    # ---------------------------------------------------------------- inside
+
+    def _assembler(self, behavior: str, source: str) -> Assembler:
+        known = self._assemblers.get((behavior, source))
+        if known is not None:
+            return known
+        settings = self._context.run.settings.behaviors[behavior]
+        buffer_size = settings.hyperparameters.buffer_size
+        largest = self._context.run.capacities[f"segments:{behavior}"].largest
+        sizes = Sizes(
+            horizon=settings.time_horizon, flush=max(1, min(buffer_size // 16, largest // 2)), largest=largest
+        )
+        made = Assembler(behavior, source, self._context.start, sizes)
+        self._assemblers[behavior, source] = made
+        return made
+
+    async def _replace(self, source: str) -> None:
+        """A stepping service that started anew ends what its former start had open."""
+        name = start_name(source)
+        former = self._sources.get(name)
+        self._sources[name] = source
+        if former is None or former == source:
+            return
+        for behavior, old in [key for key in self._assemblers if key[1] == former]:
+            assembler = self._assemblers.pop((behavior, old))
+            assembler.close_all()
+            await self._send(behavior, assembler.rest())
+            # The new start speaks at once, even without steps: coordination then closes the old one's books.
+            await self._send(behavior, [self._assembler(behavior, source).greeting()])
+            self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
+
+    async def _cut_if_due(self, behavior: str, source: str) -> None:
+        cut = self._cuts.behaviors.get(behavior)
+        if cut is None or source not in cut.marks or self._cut.get((behavior, source), 0) >= cut.serial:
+            return
+        assembler = self._assemblers[behavior, source]
+        if assembler.received >= cut.marks[source]:
+            self._cut[behavior, source] = cut.serial
+            await self._send(behavior, assembler.cut(cut.serial))
+
+    async def _send(self, behavior: str, messages: Iterable[Segments]) -> None:
+        for message in messages:
+            self._note(message)
+            self._context.waiting_for = f"credit for segments of {behavior}"
+            await self._senders[behavior].put(message, len(message.log_probs))
+            self._context.waiting_for = "steps"
+
+    def _note(self, message: Segments) -> None:
+        registry, name = self._context.registry, message.behavior
+        registry.add(f"segments/{name}", len(message.lengths))
+        registry.add(f"segment_steps/{name}", len(message.log_probs))
+        registry.add(f"interrupted/{name}", int(message.interrupted.sum()))
+        episodes = message.episodes
+        if len(episodes.returns):
+            registry.observe_moments("episode_return", episodes.returns, name)
+            registry.observe_moments("episode_length", episodes.lengths, name)
+        if len(episodes.group_returns):
+            registry.observe_moments("group_return", episodes.group_returns, name)
+
+    def _note_open(self) -> None:
+        registry = self._context.registry
+        totals: dict[str, float] = {}
+        oldest: dict[str, float] = {}
+        for (name, _), assembler in self._assemblers.items():
+            block = assembler.block
+            totals[f"open_segments/{name}"] = totals.get(f"open_segments/{name}", 0) + float(
+                (block.lengths[block.live] > 0).sum()
+            )
+            totals[f"open_steps/{name}"] = totals.get(f"open_steps/{name}", 0) + assembler.open_steps
+            totals[f"episodes_open/{name}"] = totals.get(f"episodes_open/{name}", 0) + float(block.live.sum())
+            longest = float(block.episode_lengths[block.live].max(initial=0))
+            oldest[name] = max(oldest.get(name, 0.0), longest)
+            registry.reach(f"orphaned/{name}", assembler.orphaned)
+        for gauge, value in totals.items():
+            registry.gauge(gauge, value)
+        for name, value in oldest.items():
+            registry.gauge(f"episode_oldest/{name}", value)
+
+
+async def run(context: Context) -> None:
+    """Assembles until stopped; then takes what has arrived and hands on what is finished."""
+    transport = context.transport
+    names = context.run.settings.behaviors
+    board = await transport.board(context.service)
+    senders = {name: await transport.sender(f"segments:{name}", name) for name in names}
+    receiver = await transport.receiver("steps", context.run.capacities["steps"])
+    coordination = await transport.subscribe("coordination")
+    assembly = Assembly(context, board, senders)
+
+    def refresh() -> None:
+        assembly.refresh()
+        context.note_receiver("steps", receiver)
+        for name, sender in senders.items():
+            context.note_sender(f"segments:{name}", sender)
+
+    async def consume() -> None:
+        context.waiting_for = "steps"
+        try:
+            while True:
+                batch = await receiver.get()
+                if isinstance(batch, StepBatch):
+                    await assembly.take(batch)
+        except Closed:
+            return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consume)
+        tasks.start_soon(follow, coordination, assembly.cut)
+        tasks.start_soon(publish_metrics, context, board, refresh)
+        await context.stop.wait()  # stepping has ended and drained: nothing new comes
+        with anyio.move_on_after(context.run.settings.pipeline.stop_timeout_s / 2):
+            await assembly.settle()
+        tasks.cancel_scope.cancel()
+    refresh()
+    board.publish("metrics", context.registry.snapshot(context.wall_clock()))

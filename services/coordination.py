@@ -1,0 +1,321 @@
+"""The process around coordination: routes segments, keeps books and budget.
+
+consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners
+produces       Segments on "updates:NAME"; permits, cuts and the state of the run on its board
+waits for      segments; credit for updates while a learner is busy and its queue is full
+unblocked by   the next segments, a learner's acknowledgement, a published update
+
+A segment is acknowledged only after its learner has acknowledged it and the books that count it are
+on disk, so a restart loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from pipeline.coordination.ledger import Ledger
+from pipeline.errors import Closed
+from pipeline.files import write_atomically
+from pipeline.messages.service import Cuts, LearnerState, Permit, Permits, RunState, Segments, SteppingState
+from pipeline.queues.interface import Board, Delivery, ReceivingQueue, SendingQueue, Subscription
+from pipeline.runtime import Context, follow, publish_metrics, start_name
+from pipeline.specs import BehaviorSpec
+
+STATE_FILE = "coordination.json"
+_SAVE_INTERVAL_S = 0.05
+_LAST_EPISODES = 100
+
+
+class Route:
+    """One behavior's way from assembly to its learner.
+
+    Attributes:
+        held: deliveries that assembly still keeps, oldest first.
+        sources: by stepping service, the start whose segments came last.
+        taken_before: steps its learners had taken before this start of coordination.
+        taken: steps its learners have taken in all.
+    """
+
+    def __init__(self, name: str, ledger: Ledger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.receiver = receiver
+        self.sender = sender
+        self.held: deque[Delivery] = deque()
+        self.sources: dict[str, str] = {}
+        self.taken_before = 0
+        self.taken = 0
+        self.last_returns: deque[float] = deque(maxlen=_LAST_EPISODES)
+        self.episodes = 0
+        self.done = False
+        self._acknowledged = 0
+        self._released = 0
+        sender.on_acknowledged(self._note_acknowledged)
+
+    @property
+    def releasable(self) -> int:
+        """Deliveries that the learner has acknowledged and assembly still keeps."""
+        return self._acknowledged - self._released
+
+    def release(self, count: int) -> None:
+        """Acknowledges the oldest `count` deliveries to assembly."""
+        for _ in range(count):
+            self.held.popleft().acknowledge()
+        self._released += count
+
+    def _note_acknowledged(self, messages: int, steps: int) -> None:
+        self._acknowledged = messages
+        self.taken = self.taken_before + steps
+
+
+class Coordination:
+    """All routes, and what is published of them."""
+
+    def __init__(self, context: Context, board: Board, routes: dict[str, Route]) -> None:
+        self._context = context
+        self._board = board
+        self.routes = routes
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._sources: dict[str, str] = {}
+        self._versions: dict[str, int] = {}
+        self._said: dict[str, object] = {}
+        self._path = context.run.directory / STATE_FILE
+
+    # ---------------------------------------------------------------- what arrives
+
+    async def route(self, route: Route) -> None:
+        """Hands the segments of one behavior on, until its queue is closed."""
+        try:
+            while True:
+                delivery = await route.receiver.receive()
+                segments = delivery.record
+                self._count(route, segments)
+                route.held.append(delivery)
+                self._context.waiting_for = f"credit for updates of {route.name}"
+                await route.sender.put(segments, delivery.steps)
+                self._context.waiting_for = "segments"
+                self.publish()
+        except Closed:
+            return
+
+    def stepping(self, latest: Mapping[str, Any]) -> None:
+        """A stepping service says where it stands."""
+        state = latest.get("state")
+        if not isinstance(state, SteppingState):
+            return
+        name = start_name(state.source)
+        former = self._sources.get(name)
+        if former is not None and former != state.source:
+            for route in self.routes.values():
+                route.ledger.source_gone(former)
+        self._sources[name] = state.source
+        for behavior, produced in state.behaviors.items():
+            route = self.routes[behavior]
+            self._specs.setdefault(behavior, produced.spec)
+            route.ledger.stepped(state.source, produced)
+        self.publish()
+
+    def learning(self, route: Route, latest: Mapping[str, Any]) -> None:
+        """A learner says where it stands."""
+        state = latest.get("state")
+        if not isinstance(state, LearnerState):
+            return
+        earlier = route.taken_before + route.sender.statistics().acknowledged_steps_earlier
+        route.ledger.learner(state, earlier)
+        self._log_incidents(route)
+        route.done = state.done
+        self.publish()
+
+    # ---------------------------------------------------------------- what is said
+
+    def publish(self) -> None:
+        """Publishes the permits and cuts that follow from the ledgers, and the end of the run."""
+        permits: dict[str, dict[str, Permit]] = {source: {} for source in self._sources.values()}
+        cuts = False
+        for name, route in self.routes.items():
+            if route.ledger.next_cut():
+                cuts = True
+                self._context.registry.add(f"cuts/{name}")
+            for source, permit in route.ledger.permits().items():
+                if source in permits:
+                    permits[source][name] = permit
+        for source, granted in permits.items():
+            said = tuple((name, permit.serial, permit.version) for name, permit in sorted(granted.items()))
+            if self._said.get(source) != said:
+                self._said[source] = said
+                self._board.publish(f"permits:{start_name(source)}", Permits(source=source, behaviors=granted))
+        if cuts:
+            latest = {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
+            self._board.publish("cuts", Cuts(behaviors=latest))
+        general = (len(self._specs), all(route.done for route in self.routes.values()))
+        if self._said.get("run") != general:
+            self._said["run"] = general
+            self._board.publish("run", self.state())
+
+    def state(self) -> RunState:
+        """The run as it stands."""
+        routes = self.routes
+        return RunState(
+            start=self._context.start,
+            finished=all(route.done for route in routes.values()),
+            specs=dict(self._specs),
+            books={name: route.ledger.books() for name, route in routes.items()},
+            routed={name: sum(delivery.steps for delivery in route.held) for name, route in routes.items()},
+            versions={name: route.ledger.version for name, route in routes.items()},
+            reward_mean_last100={
+                name: sum(route.last_returns) / len(route.last_returns)
+                for name, route in routes.items()
+                if route.last_returns
+            },
+            episodes={name: route.episodes for name, route in routes.items()},
+        )
+
+    def refresh(self) -> None:
+        """Brings gauges and the state of the run up to date."""
+        self._board.publish("run", self.state())
+        registry = self._context.registry
+        for name, route in self.routes.items():
+            books = route.ledger.books()
+            for term in ("produced", "trained", "ghost", "stale", "lost", "open"):
+                registry.gauge(f"books.{term}/{name}", getattr(books, term))
+            registry.gauge(f"in_flight/{name}", route.ledger.in_flight)
+            registry.gauge(f"budget/{name}", route.ledger.budget)
+            registry.gauge(f"episodes/{name}", route.episodes)
+            if route.last_returns:
+                registry.gauge(f"reward_mean_last100/{name}", sum(route.last_returns) / len(route.last_returns))
+            self._context.note_receiver(f"segments:{name}", route.receiver)
+            self._context.note_sender(f"updates:{name}", route.sender)
+
+    # ---------------------------------------------------------------- on disk
+
+    async def settle(self) -> None:
+        """Writes the books and acknowledges what they hold, whenever a learner has acknowledged."""
+        while True:
+            if any(route.releasable for route in self.routes.values()):
+                self.save()
+            await anyio.sleep(_SAVE_INTERVAL_S)
+
+    def save(self) -> None:
+        """Writes the books, then acknowledges to assembly what the learners have acknowledged."""
+        counts = {name: route.releasable for name, route in self.routes.items()}
+        plain = {
+            name: {
+                "ledger": route.ledger.to_plain(),
+                "taken": route.taken,
+                "episodes": route.episodes,
+                "last_returns": list(route.last_returns),
+                "sources": route.sources,
+            }
+            for name, route in self.routes.items()
+        }
+        write_atomically(self._path, json.dumps(plain).encode(), durable=False)
+        for name, count in counts.items():
+            self.routes[name].release(count)
+
+    def restore(self) -> None:
+        """Goes on from what an earlier start has written, if there is anything."""
+        if not self._path.exists():
+            return
+        plain = json.loads(self._path.read_text())
+        for name, saved in plain.items():
+            route = self.routes.get(name)
+            if route is None:
+                continue
+            route.ledger.restore(saved["ledger"])
+            route.taken_before = route.taken = saved["taken"]
+            route.episodes = saved["episodes"]
+            route.last_returns.extend(saved["last_returns"])
+            route.sources = dict(saved["sources"])
+        self._context.log.info("books_restored", behaviors=sorted(plain))
+
+    def close_former_run(self) -> None:
+        """A resumed run starts without the steps that its former processes held."""
+        for route in self.routes.values():
+            ledger = route.ledger
+            for source in ledger.sources:
+                ledger.source_closed(source)
+            route.taken_before = route.taken = sum(source.received for source in ledger.sources.values())
+            route.sources.clear()
+            self._log_incidents(route)
+
+    # ---------------------------------------------------------------- inside
+
+    def _count(self, route: Route, segments: Segments) -> None:
+        ledger = route.ledger
+        name = start_name(segments.source)
+        former = route.sources.get(name)
+        if former is not None and former != segments.source:
+            ledger.source_closed(former)
+        route.sources[name] = segments.source
+        ledger.routed(segments)
+        self._log_incidents(route)
+        self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
+        returns = segments.episodes.returns
+        route.last_returns.extend(returns[-_LAST_EPISODES:].tolist())
+        route.episodes += len(returns)
+
+    def _log_incidents(self, route: Route) -> None:
+        for incident in route.ledger.take_new_incidents():
+            self._context.log.warning(
+                "steps_lost",
+                behavior=route.name,
+                stage=incident.stage,
+                start=incident.start,
+                steps=incident.steps,
+                cause=incident.cause,
+            )
+
+
+async def open_routes(context: Context) -> dict[str, Route]:
+    """Opens the queues of all behaviors and their ledgers."""
+    routes = {}
+    settings = context.run.settings
+    for name, behavior in settings.behaviors.items():
+        receiver = await context.transport.receiver(
+            f"segments:{name}", context.run.capacities[f"segments:{name}"], name
+        )
+        sender = await context.transport.sender(f"updates:{name}", name)
+        ledger = Ledger(
+            buffer_size=behavior.hyperparameters.buffer_size,
+            overlap=settings.overlap,
+            processes=len(context.run.stepping),
+        )
+        routes[name] = Route(name, ledger, receiver, sender)
+    return routes
+
+
+async def run(context: Context) -> None:
+    """Coordinates until stopped; then writes the books."""
+    board = await context.transport.board(context.service)
+    coordination = Coordination(context, board, await open_routes(context))
+    coordination.restore()
+    if context.run.resumed and context.first:
+        coordination.close_former_run()
+    stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
+    learners = {name: await context.transport.subscribe(f"learning-{name}") for name in coordination.routes}
+    async with anyio.create_task_group() as tasks:
+        for subscription in stepping:
+            tasks.start_soon(follow, subscription, coordination.stepping)
+        for name, subscription in learners.items():
+            tasks.start_soon(_follow_learner, coordination, name, subscription)
+        for route in coordination.routes.values():
+            tasks.start_soon(coordination.route, route)
+        tasks.start_soon(coordination.settle)
+        tasks.start_soon(publish_metrics, context, board, coordination.refresh)
+        context.waiting_for = "segments"
+        await context.stop.wait()
+        tasks.cancel_scope.cancel()
+    coordination.save()
+    coordination.refresh()
+    coordination.publish()
+    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+
+
+async def _follow_learner(coordination: Coordination, name: str, subscription: Subscription) -> None:
+    route = coordination.routes[name]
+    await follow(subscription, lambda latest: coordination.learning(route, latest))

@@ -1,0 +1,255 @@
+"""The process around one learner.
+
+consumes       Segments from "updates:NAME"; the behavior's spec and highest version from coordination
+produces       PolicyWeights and its state on its board; checkpoints in the run folder
+waits for      the spec, then enough segments for an update
+unblocked by   coordination, which cuts open segments whenever a whole buffer waits
+
+Updates run in a worker thread, so the loop keeps answering while they do. Segments are taken only
+between updates: until then they wait in the queue, which is how a busy learner holds the others back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import anyio
+import numpy as np
+
+from pipeline.errors import Closed
+from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.learning.learner import Learner
+from pipeline.learning.ppo import UpdateReport
+from pipeline.messages.service import LearnerState, RunState, Segments
+from pipeline.metrics import LAG_BOUNDS
+from pipeline.queues.interface import Board, ReceivingQueue, Subscription
+from pipeline.runtime import Context, publish_metrics
+from pipeline.specs import BehaviorSpec
+
+
+class Learning:
+    """A learner with its queue, its board and its checkpoints."""
+
+    def __init__(self, context: Context, learner: Learner, board: Board, receiver: ReceivingQueue) -> None:
+        settings = context.run.settings
+        self._context = context
+        self._learner = learner
+        self._board = board
+        self._receiver = receiver
+        self._pipeline = settings.pipeline
+        self._behavior = settings.behaviors[learner.behavior]
+        self._lockstep = settings.overlap == 0
+        self._alone = len(settings.behaviors) == 1
+        self._folder = CheckpointFolder(context.run.directory, learner.behavior)
+        self._recovered_at = context.clock()
+        self._next_checkpoint = 0
+        self._checkpoint = ""
+        self._seen: dict[tuple[str, str], int] = {}
+        self._cut = 0
+        self._taken = 0
+        self._training = 0
+        self._dropped = 0
+        self._duplicate = 0
+        self._warned = False
+
+    async def begin(self, versions_seen: int) -> None:
+        """Goes on from the newest checkpoint, if this start is not the first; publishes the weights."""
+        if (self._context.run.resumed or not self._context.first) and self._folder.newest_first():
+            checkpoint = await self._context.compute(self._folder.load_latest)
+            self._learner.restore(checkpoint)
+            self._context.log.info(
+                "restored", trained=self._learner.trained, version=self._learner.version, notice=True
+            )
+        if versions_seen >= self._learner.version or not self._context.first:
+            self._learner.raise_version(versions_seen)
+        every = self._behavior.steps_between_checkpoints
+        self._next_checkpoint = (self._learner.trained // every + 1) * every
+        self.publish(weights=True)
+
+    async def loop(self) -> None:
+        """Updates until `max_steps`, or until the queue is closed."""
+        clock, registry = self._context.clock, self._context.registry
+        try:
+            while not self._learner.done:
+                began = clock()
+                await self._gather()
+                registry.add("wait_s", clock() - began)
+                began = clock()
+                await self._update()
+                registry.add("update_s", clock() - began)
+                await self._keep()
+            await self._save()
+            self.publish()
+            if not self._alone:  # the simulators go on for the others, and need permits for this one's agents
+                await self._discard()
+        except Closed:
+            return
+
+    async def finish(self) -> None:
+        """Keeps the weights as they are."""
+        await self._save()
+        self.publish()
+
+    def publish(self, *, weights: bool = False) -> None:
+        """Publishes the state, after the weights where they are new: a permit then never comes before them."""
+        learner = self._learner
+        if weights:
+            self._board.publish("weights", learner.weights())
+        self._board.publish(
+            "state",
+            LearnerState(
+                behavior=learner.behavior,
+                start=self._context.start,
+                version=learner.version,
+                updates=learner.updates,
+                trained=learner.trained,
+                taken=self._taken,
+                training=self._training,
+                buffered=learner.buffered - self._training,
+                stale=learner.stale + self._dropped,
+                duplicate=self._duplicate,
+                done=learner.done,
+                checkpoint=self._checkpoint,
+                weights_sha256=learner.weights_sha256 if self._checkpoint else "",
+            ),
+        )
+
+    def refresh(self) -> None:
+        """Brings gauges up to date."""
+        registry, name = self._context.registry, self._learner.behavior
+        registry.gauge(f"version/{name}", self._learner.version)
+        registry.gauge(f"max_steps/{name}", self._behavior.max_steps)
+        registry.reach(f"trained/{name}", self._learner.trained)
+        self._context.note_receiver(f"updates:{name}", self._receiver)
+
+    # ---------------------------------------------------------------- one update
+
+    async def _gather(self) -> None:
+        """Returns when there is enough for an update: a whole buffer, or all up to a cut in lockstep."""
+        self._context.waiting_for = "segments"
+        while True:
+            if not self._lockstep and self._learner.ready:
+                if not self._learner.drop_stale(self._pipeline.max_policy_lag):
+                    break
+                self.publish()
+                continue
+            closing = self._take(await self._receiver.get())
+            if self._lockstep and closing and self._learner.buffered:
+                break
+        self._context.waiting_for = ""
+
+    def _take(self, segments: Segments) -> bool:
+        """Adds segments to the buffer; returns whether they complete a new cut."""
+        key = (segments.origin, segments.source)
+        if segments.sequence <= self._seen.get(key, 0):
+            self._duplicate += len(segments.log_probs)
+            return False
+        self._seen[key] = segments.sequence
+        self._taken += len(segments.log_probs)
+        if len(segments.log_probs):
+            self._learner.add(segments)
+        closing = segments.cut > self._cut
+        self._cut = max(self._cut, segments.cut)
+        return closing
+
+    async def _update(self) -> None:
+        learner = self._learner
+        self._training = learner.buffered if self._lockstep else self._behavior.hyperparameters.buffer_size
+        self.publish()
+        report = await self._context.compute(partial(learner.update, everything=self._lockstep))
+        self._training = 0
+        self._note(report)
+        self.publish(weights=True)
+
+    def _note(self, report: UpdateReport) -> None:
+        registry, name = self._context.registry, self._learner.behavior
+        registry.add(f"updates/{name}")
+        registry.add(f"skipped/{name}", report.skipped)
+        registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
+        for statistic, value in report.statistics.items():
+            registry.observe_mean(statistic, value, behavior=name)
+        if report.skipped:
+            self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
+        if report.group_rewards and not self._warned:
+            self._warned = True
+            self._context.log.warning(
+                "group_rewards_ignored", cause="trainer_type ppo learns from an agent's own reward only", notice=True
+            )
+
+    # ---------------------------------------------------------------- checkpoints
+
+    async def _keep(self) -> None:
+        """Writes the checkpoints that are due."""
+        if self._learner.trained >= self._next_checkpoint:
+            every = self._behavior.steps_between_checkpoints
+            self._next_checkpoint = (self._learner.trained // every + 1) * every
+            await self._save()
+        elif self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval:
+            checkpoint = self._learner.checkpoint()
+            await self._context.compute(partial(self._folder.save_recovery, checkpoint))
+            self._recovered_at = self._context.clock()
+
+    async def _save(self) -> None:
+        if not self._learner.updates:
+            return
+        checkpoint = self._learner.checkpoint()
+        path = await self._context.compute(partial(self._folder.save, checkpoint, self._behavior.keep_checkpoints))
+        self._recovered_at = self._context.clock()
+        self._checkpoint = str(path.relative_to(self._context.run.directory))
+        self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
+
+    async def _discard(self) -> None:
+        """Drops and counts what still comes."""
+        self._context.waiting_for = "the other behaviors"
+        while True:
+            segments = await self._receiver.get()
+            self._taken += len(segments.log_probs)
+            self._dropped += len(segments.log_probs)
+            self.publish()
+
+
+async def run(context: Context) -> None:
+    """Learns until stopped; then saves what there is."""
+    name = context.service.partition("-")[2]
+    board = await context.transport.board(context.service)
+    receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
+    coordination = await context.transport.subscribe("coordination")
+    context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
+    learning: Learning | None = None
+
+    def refresh() -> None:
+        if learning is not None:
+            learning.refresh()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish_metrics, context, board, refresh)
+        tasks.start_soon(_cancel_at_stop, context, tasks)
+        spec, versions = await _wait_for_spec(context, coordination, name)
+        behavior = context.run.settings.behaviors[name]
+        learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
+        learning = Learning(context, learner, board, receiver)
+        await learning.begin(versions)
+        await learning.loop()
+        context.waiting_for = "the end"
+        await context.stop.wait()
+    if learning is not None:
+        with anyio.CancelScope(shield=True):
+            await learning.finish()
+            refresh()
+    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+
+
+async def _cancel_at_stop(context: Context, tasks: Any) -> None:
+    await context.stop.wait()
+    tasks.cancel_scope.cancel()
+
+
+async def _wait_for_spec(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
+    """The behavior's spec, and the highest version of its weights that was ever published."""
+    context.waiting_for = f"the first simulator with {name}"
+    while True:
+        await coordination.changed()
+        state = coordination.latest.get("run")
+        if isinstance(state, RunState) and name in state.specs:
+            return state.specs[name], state.versions.get(name, 0)

@@ -1,0 +1,83 @@
+"""`sparring service NAME --run DIR`: one service of a run, alone: for the supervisor, systemd or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+from pipeline.queues.zmq import ZmqTransport
+
+from pipeline import logs
+from pipeline.errors import SparringError
+from pipeline.hosting import UNUSABLE, end_with_supervisor
+from pipeline.runtime import Context, Run
+from services.topology import ServicePlan, load_run, plan_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("name", help="stepping-0, assembly, coordination, learning-NAME or monitor")
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
+    parser.add_argument("--start", help="name of this start (default: drawn)")
+    parser.add_argument("--first", action="store_true", help="the run has just begun: go on from nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the service until SIGTERM or SIGINT.
+
+    Raises:
+        SparringError: the run's folder can not be read, or the service can not work.
+    """
+    end_with_supervisor()
+    directory = args.run.absolute()
+    prepared, endpoints = load_run(directory)
+    plan = plan_of(prepared, args.name)
+    logs.configure(directory, prepared.id, plan.name)
+    start = args.start or f"{plan.name}.{secrets.token_hex(4)}"
+    try:
+        anyio.run(
+            _serve, plan, prepared, endpoints, start, args.first, backend_options={"use_uvloop": os.name == "posix"}
+        )
+    except Exception as failure:
+        error = _first(failure)
+        known = isinstance(error, SparringError)
+        logs.get().error("failed", error=str(error), exc_info=None if known else failure)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return UNUSABLE if known else 1
+    return 0
+
+
+async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], start: str, first: bool) -> None:
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_at_signal, stop)
+        async with ZmqTransport(endpoints, start) as transport:
+            context = Context(
+                run=prepared,
+                service=plan.name,
+                start=start,
+                first=first,
+                transport=transport,
+                stop=stop,
+                log=logs.get(start=start),
+            )
+            await plan.load()(context)
+        tasks.cancel_scope.cancel()
+
+
+async def _stop_at_signal(stop: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            stop.set()
+
+
+def _first(failure: BaseException) -> BaseException:
+    """The first failure inside nested groups."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

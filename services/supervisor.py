@@ -1,0 +1,398 @@
+"""Starts the services of a run, watches them, restarts them, stops them in order.
+
+consumes       the boards of all services: what coordination says of the end, that each answers
+produces       processes (or tasks); `summary.json`; log lines for all that happens
+waits for      the end of the run, the end of a process, a signal
+unblocked by   coordination's "finished"; SIGINT or SIGTERM; a failure beyond the restart budget
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pipeline import logs
+from pipeline.files import write_atomically
+from pipeline.hosting import Hosted, ProcessHost, start_task
+from pipeline.messages.service import AssemblyState, LearnerState, RunState
+from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
+from pipeline.queues.interface import Subscription, Transport
+from pipeline.runtime import Context
+from services.topology import ServicePlan, SimulatorPlan, Topology
+
+HANG_S = 10.0
+"""A service that answered once and then not for this long is taken for dead."""
+
+START_S = 90.0
+"""A service that has not answered this long after its start is taken for dead."""
+
+_LOOK_S = 0.5
+
+
+class Host(Protocol):
+    """Starts services, as processes or tasks."""
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts one service."""
+
+
+@dataclass
+class Part:
+    """A service or simulator that is kept running.
+
+    Attributes:
+        name: as "learning-Ball".
+        start: starts it once; gets the number of the start.
+        hosted: its present start.
+        starts: how often it was started.
+        failures: when it failed lately.
+        stopping: it is being ended: its end is no failure.
+        ended: it is not started any more.
+    """
+
+    name: str
+    start: Callable[[int], Hosted]
+    hosted: Hosted | None = None
+    starts: int = 0
+    started_at: float = 0.0
+    failures: deque[float] = field(default_factory=deque)
+    stopping: bool = False
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Supervisor:
+    """One run.
+
+    Args:
+        topology: what to run.
+        host: where the services run.
+        processes: where simulators run.
+        transport: to hear the services.
+        clock: seconds, only rising.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        host: Host,
+        processes: ProcessHost,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._topology = topology
+        self._run = topology.run
+        self._settings = topology.run.settings.pipeline
+        self._host = host
+        self._processes = processes
+        self._transport = transport
+        self._clock = clock
+        self._log = logs.get(service="supervisor")
+        self._session = secrets.token_hex(3)
+        self._boards: dict[str, Subscription] = {}
+        self._parts: dict[str, Part] = {}
+        self._over = anyio.Event()
+        self._status: Status = "completed"
+        self._error: str | None = None
+        self._signals = 0
+
+    async def supervise(self) -> Status:
+        """Runs everything to its end, and writes the summary.
+
+        Cancelled: nothing is left running; no summary is written.
+        """
+        began = self._clock()
+        async with anyio.create_task_group() as tasks:
+            for name in self._run.services:
+                self._boards[name] = await self._transport.subscribe(name)
+            tasks.start_soon(self._signalled)
+            for plan in self._topology.services:
+                self._keep(tasks, plan.name, partial(self._start_service, plan))
+            for simulator in self._topology.simulators:
+                self._keep(tasks, simulator.name, partial(self._start_simulator, simulator))
+            tasks.start_soon(self._follow_end)
+            tasks.start_soon(self._watch)
+            self._log.info("run_started", addresses=dict(self._run.addresses), notice=True)
+            await self._over.wait()
+            with anyio.CancelScope(shield=True):
+                await self._stop_in_order()
+            tasks.cancel_scope.cancel()
+        self._write_summary(self._clock() - began)
+        return self._status
+
+    # ---------------------------------------------------------------- parts
+
+    def _start_service(self, plan: ServicePlan, number: int) -> Hosted:
+        return self._host.service(plan, f"{plan.name}.{self._session}-{number}", first=number == 1)
+
+    def _start_simulator(self, plan: SimulatorPlan, _number: int) -> Hosted:
+        return self._processes.watched(plan.name, plan.command, plan.environment)
+
+    def _keep(self, tasks: TaskGroup, name: str, start: Callable[[int], Hosted]) -> None:
+        part = Part(name, start)
+        self._parts[name] = part
+        tasks.start_soon(self._run_part, part)
+
+    async def _run_part(self, part: Part) -> None:
+        """Starts a part again and again, until it is stopped or fails too often."""
+        try:
+            while not self._over.is_set():
+                part.starts += 1
+                part.started_at = self._clock()
+                try:
+                    part.hosted = part.start(part.starts)
+                except OSError as error:
+                    self._fail(f"{part.name} can not be started: {error}")
+                    return
+                self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
+                failure = await part.hosted.wait()
+                if part.stopping or self._over.is_set():
+                    return
+                if not await self._may_restart(part, failure):
+                    return
+        finally:
+            part.ended.set()
+
+    async def _may_restart(self, part: Part, failure: str) -> bool:
+        """Waits before the next start; False where there is none."""
+        assert part.hosted is not None
+        restarts = self._settings.restarts
+        said = failure or "ended without being asked to"
+        now = self._clock()
+        part.failures.append(now)
+        while part.failures and now - part.failures[0] > restarts.period_s:
+            part.failures.popleft()
+        self._log.warning("failed", part=part.name, error=said, failures=len(part.failures), notice=True)
+        if part.hosted.hopeless or len(part.failures) > restarts.budget:
+            often = "" if part.hosted.hopeless else f" {len(part.failures)} times in {restarts.period_s:g} s"
+            self._fail(f"{part.name} failed{often}: {said}")
+            return False
+        wait_s = min(restarts.backoff_max_s, restarts.backoff_s * 2 ** (len(part.failures) - 1))
+        with anyio.move_on_after(wait_s):
+            await self._over.wait()
+        return not self._over.is_set()
+
+    # ---------------------------------------------------------------- what ends a run
+
+    async def _follow_end(self) -> None:
+        board = self._boards["coordination"]
+        while True:
+            await board.changed()
+            state = board.latest.get("run")
+            if isinstance(state, RunState) and state.finished:
+                self._end("completed", None)
+                return
+
+    async def _signalled(self) -> None:
+        try:
+            receiver = anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+        except (NotImplementedError, RuntimeError):
+            return
+        with receiver as signals:
+            async for _ in signals:
+                self._signals += 1
+                if self._signals > 1:
+                    self._log.warning("stopped_at_once", notice=True)
+                    for part in self._parts.values():
+                        part.stopping = True
+                        if part.hosted is not None:
+                            part.hosted.kill()
+                else:
+                    self._log.info("stopping", cause="signal", notice=True)
+                    self._end("stopped", None)
+
+    def _fail(self, error: str) -> None:
+        self._log.error("run_failed", error=error, notice=True)
+        self._end("failed", error)
+
+    def _end(self, status: Status, error: str | None) -> None:
+        if not self._over.is_set():
+            self._status, self._error = status, error
+            self._over.set()
+
+    async def _watch(self) -> None:
+        """Kills services that do not answer, reports a run that does not go on."""
+        progress: tuple[float, ...] = ()
+        changed = self._clock()
+        while True:
+            await anyio.sleep(_LOOK_S)
+            now = self._clock()
+            for name, board in self._boards.items():
+                self._check_answers(self._parts[name], board, now)
+            latest = self._progress()
+            if latest != progress:
+                progress, changed = latest, now
+            elif now - changed > self._settings.stall_timeout_s:
+                changed = now
+                waits = {name: self._waits_for(name) for name in self._boards}
+                self._log.warning("stalled", seconds=self._settings.stall_timeout_s, waiting_for=waits, notice=True)
+
+    def _check_answers(self, part: Part, board: Subscription, now: float) -> None:
+        since = min(board.heard_age, now - part.started_at)
+        limit = START_S if board.heard_age >= now - part.started_at else HANG_S
+        if part.hosted is not None and since > limit and not part.stopping:
+            self._log.warning("silent", part=part.name, seconds=round(since, 1), notice=True)
+            part.started_at = now
+            part.hosted.kill()
+
+    def _progress(self) -> tuple[float, ...]:
+        found = []
+        for board in self._boards.values():
+            metrics = board.latest.get("metrics")
+            if metrics is not None:
+                found += [v for n, v in metrics.counters.items() if n.startswith(("steps/", "trained/", "updates/"))]
+        return tuple(found)
+
+    def _waits_for(self, name: str) -> str:
+        metrics = self._boards[name].latest.get("metrics")
+        return "" if metrics is None else str(metrics.waiting_for)
+
+    # ---------------------------------------------------------------- the end
+
+    async def _stop_in_order(self) -> None:
+        """Stops along the flow, so that each stage can hand on what it holds."""
+        stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
+        simulators = [plan.name for plan in self._topology.simulators]
+        await self._stop(stepping, self._settings.stop_timeout_s)
+        await self._stop(simulators, 5.0, ask=False)
+        for plan in self._topology.services:
+            if plan.name not in stepping:
+                await self._stop([plan.name], self._settings.stop_timeout_s)
+
+    async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
+        parts = [self._parts[name] for name in names]
+        for part in parts:
+            part.stopping = True
+            if part.hosted is not None and ask:
+                part.hosted.stop()
+        with anyio.move_on_after(timeout_s):
+            for part in parts:
+                await part.ended.wait()
+        late = [part for part in parts if not part.ended.is_set()]
+        for part in late:
+            self._log.warning("stopped_by_force", part=part.name, seconds=timeout_s)
+            if part.hosted is not None:
+                part.hosted.stop() if not ask else part.hosted.kill()
+        with anyio.move_on_after(5.0):
+            for part in late:
+                await part.ended.wait()
+
+    def _write_summary(self, wall_s: float) -> None:
+        figures = self._figures()
+        kept: dict[str, Kept] = {}
+        for name in figures:
+            state = self._latest(f"learning-{name}", "state", LearnerState)
+            if state is not None:
+                checkpoint = str(self._run.directory / state.checkpoint) if state.checkpoint else None
+                kept[name] = Kept(checkpoint=checkpoint, weights_sha256=state.weights_sha256 or None)
+        content = summary(
+            run_id=self._run.id,
+            status=self._status,
+            wall_s=wall_s,
+            error=self._error,
+            behaviors=figures,
+            kept=kept,
+        )
+        path = self._run.directory / "summary.json"
+        write_atomically(path, json.dumps(content, indent=2).encode())
+        self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
+
+    def _figures(self) -> dict[str, Figures]:
+        """The monitor's figures, with the steps that are still open counted in each stage."""
+        try:
+            figures = from_status(json.loads((self._run.directory / "status.json").read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._log.warning("figures_missing", error=repr(error))
+            return {}
+        return {name: self._with_books(name, figure) for name, figure in figures.items()}
+
+    def _with_books(self, name: str, figures: Figures) -> Figures:
+        run = self._latest("coordination", "run", RunState)
+        learner = self._latest(f"learning-{name}", "state", LearnerState)
+        if run is None or learner is None or name not in run.books:
+            return figures
+        assembly = self._latest("assembly", "state", AssemblyState)
+        held = {} if assembly is None else assembly.held.get(name, {})
+        open_steps = sum(source.open + source.closed for source in held.values())
+        open_steps += run.routed[name] + learner.buffered + learner.training
+        books = run.books[name]
+        counted = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
+        found = Figures(**{**_fields(figures), "books": {**counted, "open": open_steps}})
+        if not found.balanced:
+            self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
+        return found
+
+    def _latest(self, service: str, key: str, kind: type[Any]) -> Any:
+        record = self._boards[service].latest.get(key)
+        return record if isinstance(record, kind) else None
+
+
+def _fields(figures: Figures) -> dict[str, Any]:
+    return {name: getattr(figures, name) for name in Figures.__slots__}
+
+
+class Processes:
+    """Services as processes.
+
+    Args:
+        topology: of the run; saved in its folder.
+        host: starts them.
+    """
+
+    def __init__(self, topology: Topology, host: ProcessHost) -> None:
+        self._run = topology.run
+        self._host = host
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts a service as a process."""
+        command = [sys.executable, "-m", "services", "service", plan.name, "--run", str(self._run.directory)]
+        command += ["--start", start, *(["--first"] if first else [])]
+        threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
+        output = sys.stdout.buffer if plan.name == "monitor" else None
+        return self._host.start(plan.name, command, threads, output)
+
+
+class Tasks:
+    """Services as tasks of one process.
+
+    Args:
+        topology: of the run.
+        tasks: that they run in.
+        transport: opens one for each start.
+    """
+
+    def __init__(
+        self, topology: Topology, tasks: TaskGroup, transport: Callable[[str], AbstractAsyncContextManager[Transport]]
+    ) -> None:
+        self._run = topology.run
+        self._tasks = tasks
+        self._transport = transport
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts a service as a task."""
+
+        async def work(stop: anyio.Event) -> None:
+            async with self._transport(start) as transport:
+                context = Context(
+                    run=self._run,
+                    service=plan.name,
+                    start=start,
+                    first=first,
+                    transport=transport,
+                    stop=stop,
+                    log=logs.get(service=plan.name),
+                )
+                await plan.load()(context)
+
+        return start_task(self._tasks, work)

@@ -1,0 +1,259 @@
+"""The process graph of a run, as data made by one function.
+
+    simulators -> stepping-0.. -> assembly -> coordination -> learning-NAME
+                      ^ permits, weights <----------'--------------'      monitor reads all boards
+
+The same graph runs as processes over ZeroMQ and in one process over memory queues.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.errors import ServiceError, SettingsError
+from pipeline.queues.interface import Capacity
+from pipeline.runtime import Context, Run
+from pipeline.settings import Settings
+
+RUN_FILE = "run.json"
+_SHARES = 4  # a queue holds this many of the largest messages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServicePlan:
+    """One service to run.
+
+    Attributes:
+        name: as "learning-Ball".
+        entry: module and function of its loop.
+        threads: torch threads, 0 where it uses no torch.
+    """
+
+    name: str
+    entry: str
+    threads: int = 0
+
+    def load(self) -> Callable[[Context], Awaitable[None]]:
+        """The service's `run` function."""
+        module, _, function = self.entry.partition(":")
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatorPlan:
+    """One simulator process to launch.
+
+    Attributes:
+        name: as "simulator-3", for logs.
+        command: program and arguments.
+        environment: variables beside ours.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """Everything that a run consists of.
+
+    Attributes:
+        run: what every service is told.
+        endpoints: of queues ("segments:Ball") and boards ("board:stepping-0").
+        services: in the order of the flow; they are stopped in this order.
+        simulators: launched after the services.
+    """
+
+    run: Run
+    endpoints: Mapping[str, str]
+    services: tuple[ServicePlan, ...]
+    simulators: tuple[SimulatorPlan, ...]
+
+    def save(self) -> None:
+        """Writes what `load_run` reads, so that a service can be started alone."""
+        run = self.run
+        plain = {
+            "id": run.id,
+            "seed": run.seed,
+            "resumed": run.resumed,
+            "addresses": dict(run.addresses),
+            "simulators": dict(run.simulators),
+            "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
+            "endpoints": dict(self.endpoints),
+            "settings": json.loads(run.settings.model_dump_json()),
+        }
+        (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
+
+
+def build(
+    settings: Settings, *, run_id: str, directory: Path, seed: int, resumed: bool = False, sockets: Path | None = None
+) -> Topology:
+    """The graph that `settings` ask for.
+
+    Args:
+        settings: of the run.
+        run_id: of the run.
+        directory: run folder.
+        seed: of the run.
+        resumed: go on from what is in the folder.
+        sockets: a folder for Unix sockets, or None for loopback ports.
+
+    Raises:
+        SettingsError: an address or port is not free.
+    """
+    stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
+    addresses = _addresses(settings, stepping)
+    simulators = _simulators(settings, seed, list(addresses.values()))
+    run = Run(
+        id=run_id,
+        directory=directory,
+        settings=settings,
+        seed=seed,
+        capacities=_capacities(settings, len(stepping)),
+        addresses=addresses,
+        simulators={name: len(simulators[index :: len(stepping)]) for index, name in enumerate(stepping)},
+        resumed=resumed,
+    )
+    plans = _services(settings, stepping)
+    names = [*run.capacities, *(f"board:{plan.name}" for plan in plans)]
+    return Topology(run=run, endpoints=_endpoints(names, sockets), services=plans, simulators=tuple(simulators))
+
+
+def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
+    """What `Topology.save` has written: the run and its endpoints.
+
+    Raises:
+        ServiceError: the folder holds no run, or its file can not be read.
+    """
+    path = directory / RUN_FILE
+    try:
+        plain = json.loads(path.read_text())
+        run = Run(
+            id=plain["id"],
+            directory=directory,
+            settings=Settings.model_validate_json(json.dumps(plain["settings"])),
+            seed=plain["seed"],
+            capacities={n: Capacity(messages=m, steps=s, senders=k) for n, (m, s, k) in plain["capacities"].items()},
+            addresses=plain["addresses"],
+            simulators=plain["simulators"],
+            resumed=plain["resumed"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ServiceError(
+            f"got {path}, which can not be read ({error}); expected the file that `sparring train` writes; "
+            "name the folder of a run that was started"
+        ) from error
+    return run, plain["endpoints"]
+
+
+def plan_of(run: Run, name: str) -> ServicePlan:
+    """The plan of service `name`.
+
+    Raises:
+        ServiceError: the run has no such service.
+    """
+    plans = {plan.name: plan for plan in _services(run.settings, list(run.stepping))}
+    if name not in plans:
+        raise ServiceError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
+    return plans[name]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _services(settings: Settings, stepping: list[str]) -> tuple[ServicePlan, ...]:
+    threads = settings.pipeline.torch_threads
+    return (
+        *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in stepping),
+        ServicePlan(name="assembly", entry="services.assembly:run"),
+        ServicePlan(name="coordination", entry="services.coordination:run"),
+        *(
+            ServicePlan(name=f"learning-{name}", entry="services.learning:run", threads=threads.learning)
+            for name in settings.behaviors
+        ),
+        ServicePlan(name="monitor", entry="services.monitor:run"),
+    )
+
+
+def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
+    """How much each queue holds: the budget twice, so that the budget and not a queue is what fills."""
+    limits = settings.pipeline.capacities
+    agents = settings.pipeline.max_agents * len(settings.behaviors)
+    found = {"steps": Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)}
+    for name, behavior in settings.behaviors.items():
+        steps = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
+        capacity = Capacity(messages=limits.segments, steps=steps)
+        found[f"segments:{name}"] = found[f"updates:{name}"] = capacity
+    return found
+
+
+def _addresses(settings: Settings, stepping: list[str]) -> dict[str, str]:
+    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again."""
+    parts = urlsplit(settings.pipeline.address)
+    if parts.scheme == "unix":
+        paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
+        return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
+    host = parts.hostname or "127.0.0.1"
+    ports = [_free_port(host, parts.port + index if parts.port else 0) for index in range(len(stepping))]
+    shown = f"[{host}]" if ":" in host else host
+    return {name: f"tcp://{shown}:{port}" for name, port in zip(stepping, ports, strict=True)}
+
+
+def _free_port(host: str, wanted: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError as error:
+            raise SettingsError(
+                f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
+                "stop what uses it, or set pipeline.address to another port (0 chooses one)"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _endpoints(names: list[str], sockets: Path | None) -> dict[str, str]:
+    if sockets is not None:
+        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names)}
+    return {name: f"tcp://127.0.0.1:{_free_port('127.0.0.1', 0)}" for name in names}
+
+
+def sockets_folder(settings: Settings) -> Path | None:
+    """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
+    wanted = settings.pipeline.transport
+    if wanted == "tcp" or (wanted == "auto" and os.name != "posix"):
+        return None
+    return Path(tempfile.mkdtemp(prefix="sparring-"))
+
+
+def _simulators(settings: Settings, seed: int, addresses: list[str]) -> list[SimulatorPlan]:
+    plans: list[SimulatorPlan] = []
+    for entry in settings.simulators:
+        for copy in range(entry.count):
+            number = len(plans)
+            address = addresses[number % len(addresses)]
+            own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
+            command = entry.arguments(address=address, number=number, seed=own)
+            if entry.name is not None:
+                command = [sys.executable, "-m", "services", "simulator", entry.name, "--areas", str(entry.areas)]
+                for key, value in entry.options.items():
+                    command += ["--option", f"{key}={_text(value)}"]
+            environment = {"SPARRING_ADDRESS": address, "SPARRING_NUMBER": str(number), "SPARRING_SEED": str(own)}
+            plans.append(SimulatorPlan(name=f"simulator-{number}", command=tuple(command), environment=environment))
+    return plans
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

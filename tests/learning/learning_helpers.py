@@ -1,0 +1,129 @@
+"""Segments, settings and a small game for the tests of learning."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from pipeline.learning.learner import Learner
+from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from pipeline.messages.service import Episodes, Segments
+from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import load_arrays
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+HYBRID = BehaviorSpec(
+    observations=(ObservationSpec(name="near", shape=(3,)), ObservationSpec(name="far", shape=(2,))),
+    actions=ActionSpec(continuous=2, discrete=(3, 2)),
+)
+
+
+def small_settings(**changes) -> TrainerSettings:
+    """Settings of a small learner; `changes` go to the hyperparameters."""
+    hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3} | changes
+    return TrainerSettings(
+        hyperparameters=Hyperparameters(**hyper),
+        network_settings=NetworkSettings(normalize=True, hidden_units=16, num_layers=2),
+        max_steps=10_000,
+    )
+
+
+def no_episodes() -> Episodes:
+    empty = np.zeros(0, np.float32)
+    return Episodes(
+        returns=empty, lengths=np.zeros(0, np.int32), group_returns=empty, teams=np.zeros(0, np.int32), outcomes=empty
+    )
+
+
+def segments(
+    lengths, *, first=0, spec=HYBRID, seed=0, versions=1, terminated=None, masked=False, mark=False, **fields
+) -> Segments:
+    """Random segments; with `mark` the first observation's first column counts rows from `first`.
+
+    What follows a segment is marked with the number of its last row + 0.5.
+    """
+    random = np.random.default_rng(seed)
+    lengths = np.asarray(lengths, np.int32)
+    rows, count = int(lengths.sum()), len(lengths)
+    observations = tuple(random.standard_normal((rows, *o.shape), np.float32) for o in spec.observations)
+    following = tuple(random.standard_normal((count, *o.shape), np.float32) for o in spec.observations)
+    if mark:
+        observations[0][:, 0] = first + np.arange(rows)
+        following[0][:, 0] = first + np.cumsum(lengths) - 0.5
+    actor = Actor(spec, NetworkSettings(hidden_units=8), torch.Generator().manual_seed(seed))
+    masks = None
+    if masked:
+        masks = np.zeros((rows, spec.actions.mask_size), np.bool_)
+        masks[::2, 0] = True
+    continuous, discrete, log_probs = actor.act(observations, masks, torch.Generator().manual_seed(seed))
+    columns = {
+        "behavior": "Test",
+        "source": "stepping-0.1",
+        "origin": "assembly.1",
+        "sequence": 1,
+        "began": 0,
+        "orphaned": 0,
+        "received": rows,
+        "cut": 0,
+        "lengths": lengths,
+        "observations": observations,
+        "next_observations": following,
+        "continuous": continuous,
+        "discrete": discrete,
+        "log_probs": log_probs,
+        "masks": masks,
+        "rewards": random.standard_normal(rows, np.float32),
+        "group_rewards": np.zeros(rows, np.float32),
+        "versions": np.broadcast_to(np.asarray(versions, np.int64), rows).copy(),
+        "terminated": np.zeros(count, np.bool_) if terminated is None else np.asarray(terminated, np.bool_),
+        "interrupted": np.zeros(count, np.bool_),
+        "group_ended": np.zeros(count, np.bool_),
+        "teams": np.zeros(count, np.int32),
+        "groups": np.zeros(count, np.int64),
+        "agents": np.arange(count, dtype=np.int64),
+        "simulators": np.zeros(count, np.int32),
+        "episodes": no_episodes(),
+    }
+    return Segments(**(columns | fields))
+
+
+def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: int = 3000, window: int = 100) -> float:
+    """The 1-D goal game with one agent, updates in step with it; mean return of the last `window` episodes."""
+    spec = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=actions)
+    learner = Learner("Goal", spec, settings, seed)
+    actor, random = Actor(spec, settings.network_settings), np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    load_arrays(actor, learner.weights().arrays)
+    returns: deque[float] = deque(maxlen=window)
+    goal, places, total = random.choice([-1.0, 1.0]), np.zeros(actions.continuous + len(actions.discrete)), 0.0
+    rows: list[tuple] = []
+    for _ in range(steps):
+        seen = np.full((1, 1), goal, np.float32)
+        continuous, discrete, log_prob = actor.act((seen,), None, generator)
+        move = np.concatenate([to_environment(continuous)[0], discrete[0] * 2.0 - 1.0])
+        places = np.clip(places + 0.2 * move, -1, 1)
+        over = bool((np.abs(places) >= 1).all())
+        reward = 1.06 * float((places * goal).mean()) if over else -0.01
+        total += reward
+        rows.append((seen, continuous, discrete, log_prob, np.float32([reward])))
+        if over:
+            returns.append(total)
+            goal, places, total = random.choice([-1.0, 1.0]), np.zeros_like(places), 0.0
+        if over or len(rows) == settings.time_horizon:
+            observations, continuous, discrete, log_probs, rewards = map(np.concatenate, zip(*rows, strict=True))
+            following = np.full((1, 1), goal, np.float32)
+            learner.add(
+                segments(
+                    [len(rows)], spec=spec, terminated=[over], observations=(observations,),
+                    next_observations=(following,), continuous=continuous, discrete=discrete, log_probs=log_probs,
+                    rewards=rewards, versions=learner.version,
+                )
+            )  # fmt: skip
+            rows = []
+            if learner.ready:
+                learner.update(everything=True)
+                load_arrays(actor, learner.weights().arrays)
+    return float(np.mean(returns)) if returns else -1.0

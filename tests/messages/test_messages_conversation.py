@@ -1,0 +1,120 @@
+"""The conversation table, for all states, both roles and all messages."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from pipeline.errors import LocalProtocolError, RemoteProtocolError
+from pipeline.messages.conversation import (
+    STATES,
+    TRANSITIONS,
+    Conversation,
+    Role,
+    State,
+    allowed,
+    diagram,
+    next_state,
+)
+from pipeline.messages.schema import tag_of
+from pipeline.messages.simulator import (
+    Act,
+    Behaviors,
+    Bye,
+    Fault,
+    Hello,
+    Ping,
+    Pong,
+    Reset,
+    SimulatorMessage,
+    Step,
+    Welcome,
+)
+
+MESSAGES: dict[str, Any] = {
+    tag_of(message): message
+    for message in (
+        Hello(version=1, name="x", behaviors={}),
+        Welcome(version=1, connection=0, heartbeat_s=1.0, timeout_s=5.0),
+        Behaviors(behaviors={}),
+        Reset(),
+        Step(sequence=0, reports=()),
+        Act(sequence=0, actions=()),
+        Ping(),
+        Pong(),
+        Bye(),
+        Fault(code="internal", got="", expected="", remedy=""),
+    )
+}
+ROLES: tuple[Role, ...] = get_args(Role)
+CASES = list(product(STATES, ROLES, MESSAGES))
+
+
+def expected(state: State, speaker: Role, tag: str) -> State | None:
+    """The document's sentences, written out again."""
+    if state == "closed":
+        return None
+    if tag in ("bye", "fault"):
+        return "closed"
+    if tag in ("ping", "pong"):
+        return state if state != "greeting" else None
+    return {
+        ("greeting", "simulator", "hello"): "introduced",
+        ("introduced", "trainer", "welcome"): "welcomed",
+        ("welcomed", "trainer", "reset"): "simulating",
+        ("simulating", "simulator", "behaviors"): "simulating",
+        ("simulating", "simulator", "step"): "deciding",
+        ("deciding", "trainer", "act"): "simulating",
+        ("deciding", "trainer", "reset"): "simulating",
+    }.get((state, speaker, tag))  # type: ignore[return-value]
+
+
+def test_every_message_of_the_protocol_is_examined() -> None:
+    assert {tag_of(cls) for cls in get_args(SimulatorMessage)} == set(MESSAGES)
+    assert set(STATES) == set(get_args(State))
+
+
+@pytest.mark.parametrize(("state", "speaker", "tag"), CASES)
+def test_both_sides_follow_the_table_and_name_what_breaks_it(state: State, speaker: Role, tag: str) -> None:
+    following = expected(state, speaker, tag)
+    assert next_state(state, speaker, tag) == following
+    assert (tag in allowed(state, speaker)) == (following is not None)
+    for role in ROLES:
+        conversation = Conversation(role)
+        conversation.state = state
+        say = conversation.sending if role == speaker else conversation.received
+        if following is not None:
+            say(MESSAGES[tag])
+            assert conversation.state == following
+            continue
+        with pytest.raises(LocalProtocolError if role == speaker else RemoteProtocolError) as caught:
+            say(MESSAGES[tag])
+        error = caught.value
+        assert error.code == "unexpected_message"
+        assert all(word in error.got for word in (tag, speaker, state))
+        assert str(allowed(state, speaker)) in error.expected
+        assert conversation.state == state
+
+
+def test_both_ends_agree_on_the_state_through_a_whole_conversation() -> None:
+    ends = {role: Conversation(role) for role in ROLES}
+    script: list[tuple[Role, str]] = [
+        ("simulator", "hello"), ("trainer", "ping"), ("simulator", "pong"), ("trainer", "welcome"),
+        ("trainer", "reset"), ("simulator", "behaviors"), ("simulator", "step"), ("simulator", "ping"),
+        ("trainer", "act"), ("simulator", "step"), ("trainer", "reset"), ("simulator", "step"), ("trainer", "bye"),
+    ]  # fmt: skip
+    for speaker, tag in script:
+        for role, end in ends.items():
+            (end.sending if role == speaker else end.received)(MESSAGES[tag])
+        assert len({end.state for end in ends.values()}) == 1
+    assert ends["trainer"].state == "closed"
+
+
+def test_the_diagram_draws_every_transition_once() -> None:
+    lines = [line.strip() for line in diagram().splitlines()]
+    assert lines[0] == "stateDiagram-v2"
+    for (state, role, tag), after in TRANSITIONS.items():
+        assert lines.count(f"{state} --> {after}: {role} {tag}") == 1
+    assert len(lines) == 3 + len(TRANSITIONS) + len(STATES) - 1

@@ -1,0 +1,247 @@
+"""Normaliser, perceptron, actor, critic and weights."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pipeline.errors import CheckpointError
+from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.critic import Critic
+from pipeline.networks.encoders import Unsupported
+from pipeline.networks.normalizer import Normalizer
+from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.settings import MemorySettings, NetworkSettings
+from pipeline.networks.weights import load_arrays, non_finite, to_arrays, weights_sha256
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(
+    observations=(ObservationSpec(name="a", shape=(3,)), ObservationSpec(name="b", shape=(2,))),
+    actions=ActionSpec(continuous=2, discrete=(3,)),
+)
+SMALL = NetworkSettings(hidden_units=8, normalize=True)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def observed(rows=5, seed=0):
+    random = np.random.default_rng(seed)
+    arrays = tuple(random.standard_normal((rows, *o.shape), np.float32) for o in SPEC.observations)
+    for array in arrays:
+        array.flags.writeable = False  # as they come out of the codec
+    return arrays
+
+
+# ---------------------------------------------------------------- normaliser
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_merged_statistics_are_those_of_all_rows_and_one_unit_prior(sizes, seed):
+    normalizer, random = Normalizer(2), np.random.default_rng(seed)
+    batches = [(random.standard_normal((size, 2)) * [3, 0.1] + [5, -2]).astype(np.float32) for size in sizes]
+    for batch in batches:
+        assert normalizer.update(torch.from_numpy(batch))
+    rows = np.concatenate(batches).astype(np.float64)
+    mean = rows.sum(0) / (len(rows) + 1)
+    squares = ((rows - mean) ** 2).sum(0) + mean**2 + 1  # the prior: one row at 0 with variance 1
+    np.testing.assert_allclose(normalizer.mean, mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(normalizer.variance, squares / (len(rows) + 1), rtol=1e-4)
+    assert normalizer.count.item() == len(rows) + 1
+
+
+def test_normalised_rows_are_clipped_to_5():
+    rows = torch.tensor([[100.0, -100.0, 2.0]])
+    assert Normalizer(3)(rows).tolist() == [[5.0, -5.0, 2.0]]
+    assert rows[0, 0] == 100, "the rows themselves are not changed"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_row_never_enters_the_statistics(bad):
+    normalizer = Normalizer(1)
+    before = to_arrays(normalizer)
+    assert not normalizer.update(torch.tensor([[1.0], [bad]]))
+    assert weights_sha256(to_arrays(normalizer)) == weights_sha256(before)
+
+
+# ---------------------------------------------------------------- perceptron
+
+
+def plain_twin(perceptron: Perceptron) -> nn.Sequential:
+    parts: list[nn.Module] = []
+    for layer in perceptron.layers:
+        linear = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype)
+        linear.load_state_dict(layer.state_dict())
+        parts += [linear, nn.SiLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers):
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded()).double()
+    twin = plain_twin(perceptron)
+    rows = torch.randn(5, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
+    twin_rows = rows.detach().clone().requires_grad_(True)
+    outputs, expected = perceptron(rows), twin(twin_rows)
+    torch.testing.assert_close(outputs, expected)
+    for _ in range(2):  # gradients add up
+        perceptron(rows).square().sum().backward()
+        twin(twin_rows).square().sum().backward()
+    torch.testing.assert_close(rows.grad, twin_rows.grad)
+    for own, other in zip(perceptron.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(perceptron(rows), expected)
+
+
+def test_a_second_derivative_is_refused():
+    outputs = Perceptron(2, [3], [1.0], seeded())(torch.ones(1, 2, requires_grad=True))
+    with pytest.raises(RuntimeError, match="create_graph"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a reference cycle
+        outputs.sum().backward(create_graph=True)
+
+
+def test_initial_weights_are_he_normal_with_a_linear_gain():
+    first, second = Perceptron(400, [300], [0.2] * 50, seeded()).layers
+    assert first.weight.std().item() == pytest.approx(1 / 20, rel=0.02)
+    assert second.weight.std().item() == pytest.approx(0.2 / 300**0.5, rel=0.05)
+    assert not first.bias.any()
+
+
+# ---------------------------------------------------------------- actor and critic
+
+
+def test_the_same_generator_gives_the_same_weights_and_the_global_one_is_not_used():
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = weights_sha256(to_arrays(Actor(SPEC, SMALL, seeded(4))))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert weights_sha256(to_arrays(Actor(SPEC, SMALL, seeded(4)))) == first
+    assert weights_sha256(to_arrays(Actor(SPEC, SMALL, seeded(5)))) != first
+
+
+def test_act_gives_columns_of_the_records_dtypes():
+    continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).act(observed(), None, seeded())
+    assert (continuous.shape, discrete.shape, log_probs.shape) == ((5, 2), (5, 1), (5,))
+    assert (continuous.dtype, discrete.dtype, log_probs.dtype) == (np.float32, np.int32, np.float32)
+
+
+def test_act_keeps_to_masks_and_repeats_itself_for_a_seed():
+    actor = Actor(SPEC, SMALL, seeded())
+    masks = np.zeros((200, 3), np.bool_)
+    masks[:, 1] = True
+    masks.flags.writeable = False
+    first = actor.act(observed(200), masks, seeded(3))
+    second = actor.act(observed(200), masks, seeded(3))
+    assert not (first[1] == 1).any()
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_new_policy_is_close_to_the_middle_and_sigma_starts_at_1():
+    actor = Actor(SPEC, NetworkSettings(), seeded())
+    head = actor(torch.randn(500, 5, generator=seeded(1)))
+    assert head.abs().mean() < 0.3
+    assert actor.log_sigma.tolist() == [0, 0]
+
+
+def test_actions_for_the_simulator_are_clipped_to_3_and_divided_by_3():
+    raw = np.float32([[-7, -3, -1.5, 0, 3, 4]])
+    np.testing.assert_array_equal(to_environment(raw), np.float32([[-1, -1, -0.5, 0, 1, 1]]))
+
+
+def test_a_critic_gives_a_value_per_signal():
+    critic = Critic(SPEC, SMALL, ("extrinsic", "other"), seeded())
+    assert critic(torch.zeros(4, 5)).shape == (4, 2)
+    assert not [name for name in to_arrays(critic) if "normalizer" in name], "statistics are the actor's"
+
+
+@pytest.mark.parametrize(
+    ("observation", "network", "named"),
+    [
+        (ObservationSpec(name="eye", shape=(3, 8, 8), kind="image"), SMALL, "'eye'"),
+        (ObservationSpec(name="others", shape=(4, 2), kind="entities"), SMALL, "'others'"),
+        (ObservationSpec(name="aim", shape=(2,), kind="goal"), SMALL, "goal_conditioning_type"),
+        (ObservationSpec(name="a", shape=(2,)), NetworkSettings(memory=MemorySettings()), "memory"),
+    ],
+)
+def test_what_can_not_be_built_is_refused_by_name(observation, network, named):
+    spec = BehaviorSpec(observations=(observation,), actions=ActionSpec(continuous=1))
+    with pytest.raises(Unsupported, match=named) as refused:
+        Actor(spec, network, seeded())
+    assert refused.value.remedy
+
+
+def test_goals_are_joined_with_the_vectors():
+    spec = BehaviorSpec(
+        observations=(ObservationSpec(name="a", shape=(2,)), ObservationSpec(name="aim", shape=(3,), kind="goal")),
+        actions=ActionSpec(continuous=1),
+    )
+    actor = Actor(spec, NetworkSettings(goal_conditioning_type="none"), seeded())
+    joined = actor.encoder.join((np.float32([[1, 2]]), np.float32([[3, 4, 5]])))
+    assert joined.tolist() == [[1, 2, 3, 4, 5]]
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_travel_as_arrays_normaliser_included():
+    one, other = Actor(SPEC, SMALL, seeded(1)), Actor(SPEC, SMALL)
+    one.encoder.update(torch.randn(9, 5, generator=seeded(2)))
+    arrays = to_arrays(one)
+    load_arrays(other, arrays)
+    assert {"encoder.normalizer.mean", "encoder.normalizer.count", "log_sigma"} <= arrays.keys()
+    assert weights_sha256(to_arrays(other)) == weights_sha256(arrays)
+    for got, expected in zip(other.act(observed(), None, seeded()), one.act(observed(), None, seeded()), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_arrays_are_copies():
+    actor = Actor(SPEC, SMALL, seeded(1))
+    arrays = to_arrays(actor)
+    before = weights_sha256(arrays)
+    with torch.no_grad():
+        actor.log_sigma.fill_(9)
+    assert weights_sha256(arrays) == before
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype"])
+def test_arrays_of_another_network_are_refused_and_nothing_is_changed(change):
+    actor = Actor(SPEC, SMALL, seeded(1))
+    before, arrays = weights_sha256(to_arrays(actor)), to_arrays(Actor(SPEC, SMALL, seeded(2)))
+    if change == "missing":
+        del arrays["log_sigma"]
+    elif change == "extra":
+        arrays["more"] = np.zeros(1, np.float32)
+    elif change == "shape":
+        arrays["log_sigma"] = np.zeros(3, np.float32)
+    else:
+        arrays["log_sigma"] = np.zeros(2, np.int64)
+    with pytest.raises(CheckpointError, match="more" if change == "extra" else "log_sigma"):
+        load_arrays(actor, arrays)
+    assert weights_sha256(to_arrays(actor)) == before
+
+
+def test_the_hash_sees_names_shapes_dtypes_and_values_but_not_order():
+    base = {"a": np.zeros(4, np.float32), "b": np.ones(2, np.int64)}
+    others = [
+        base | {"a": np.zeros((2, 2), np.float32)},
+        base | {"a": np.zeros(4, np.int32)},
+        base | {"a": np.ones(4, np.float32)},
+        {"c": base["a"], "b": base["b"]},
+    ]
+    assert len({weights_sha256(arrays) for arrays in [base, *others]}) == 5
+    assert weights_sha256(dict(reversed(base.items()))) == weights_sha256(base)
+
+
+def test_non_finite_arrays_are_named():
+    assert non_finite({"a": np.float32([1, np.nan]), "b": np.int64([1]), "c": np.float32([np.inf])}) == ["a", "c"]
