@@ -42,6 +42,7 @@ from pipeline.stepping.policies import Policies
 from pipeline.stepping.stepper import Stepper, Wake
 
 _RECEIVE = 256 * 1024
+_PARTING_S = 2.0
 
 
 @dataclass(eq=False)
@@ -54,6 +55,7 @@ class Peer:
         name: what it calls itself.
         heard_at: when it last said something.
         counted: steps it says it has reported, by behavior name, when it connected.
+        replaced: the same simulator has connected anew.
         outgoing: bytes that its writer is to send, with the time of the frame and the seconds withheld.
     """
 
@@ -66,6 +68,7 @@ class Peer:
     counted: dict[str, int] = field(default_factory=dict)
     outgoing: list[tuple[bytes, float, float]] = field(default_factory=list)
     ready: anyio.Event = field(default_factory=anyio.Event)
+    replaced: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
@@ -100,6 +103,8 @@ class Stepping:
         self._wake = anyio.Event()
         self._told: dict[str, int] = {}
         self._told_agents: dict[str, bool] = {}
+        self._turn = anyio.Lock()
+        self._deserted = anyio.Event()
         self.stopping = False
         for name, bounds in (
             ("action_latency_s", LATENCY_BOUNDS),
@@ -147,7 +152,9 @@ class Stepping:
             async with stream:
                 with peer.scope:
                     await self._converse(peer, log)
-                if peer.scope.cancelled_caught:
+                if peer.replaced:
+                    log.warning("simulator_replaced", simulator=peer.name, number=peer.number)
+                elif peer.scope.cancelled_caught:
                     log.warning("simulator_silent", simulator=peer.name, limit_s=self._settings.simulator_timeout_s)
                     await _part(peer, _silence(self._settings.simulator_timeout_s))
         except* (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError, OSError) as failure:
@@ -155,6 +162,8 @@ class Stepping:
                 log.warning("simulator_lost", simulator=peer.name, cause=repr(failure.exceptions[0]))
         finally:
             del self._peers[peer.key]
+            if not self._peers:
+                self._deserted.set()
             if not self.stopping and peer.key in self.stepper.connections:
                 self.stepper.disconnect(peer.key)
                 self._context.registry.add("simulators.lost")
@@ -223,7 +232,10 @@ class Stepping:
         peer.name, peer.counted = hello.name, dict(hello.steps)
         # A simulator that dialled in by itself comes after the supervisor's.
         number = hello.number if hello.number is not None else 2**20 + peer.key
-        self.stepper.connect(peer.key, number, hello.behaviors)
+        former = self._peers.get(self.stepper.connect(peer.key, number, hello.behaviors) or 0)
+        if former is not None:
+            former.replaced = True
+            former.scope.cancel()
         peer.number = number
         settings = self._settings
         peer.say(
@@ -258,7 +270,7 @@ class Stepping:
         for name, total in counts.items():
             own = total - peer.counted.get(name, 0)
             ours = connection.completed.get(name, 0)
-            if own != ours and (frame is None or frame.reported):
+            if own != ours and not self.stopping and (frame is None or frame.reported):
                 log.warning("step_counts_differ", simulator=peer.name, behavior=name, simulator_says=own, counted=ours)
 
     async def _write(self, peer: Peer) -> None:
@@ -286,11 +298,14 @@ class Stepping:
 
     async def loop(self) -> None:
         """Wakes up whenever something arrived, acts, and hands the steps on."""
-        clock = self._context.clock
         while True:
             await self._wake.wait()
             self._wake = anyio.Event()
-            wake = self.stepper.wake(clock())
+            await self._step()
+
+    async def _step(self) -> None:
+        async with self._turn:
+            wake = self.stepper.wake(self._context.clock(), acting=not self.stopping)
             self._answer(wake)
             self._tell()
             if wake.parts:
@@ -347,17 +362,16 @@ class Stepping:
             registry.reach(f"steps/{name}", behavior.produced)
         self._context.note_sender("steps", self._sender)
 
-    def farewell(self) -> None:
-        """Says Bye to every simulator that can hear it."""
+    async def part(self, timeout_s: float) -> None:
+        """Says Bye to every simulator, and takes over what they had sent before they heard it."""
         self.stopping = True
-        for peer in self._peers.values():
-            if peer.conversation.state not in ("closed", "greeting"):
-                peer.say(Bye(reason="the run ended"))
-
-    @property
-    def connected(self) -> int:
-        """Open connections."""
-        return len(self._peers)
+        with anyio.move_on_after(timeout_s):
+            for peer in list(self._peers.values()):
+                if peer.conversation.state not in ("parting", "closed"):
+                    peer.say(Bye(reason="the run ended"))
+            if self._peers:
+                await self._deserted.wait()
+        await self._step()
 
     def _waits_for(self) -> str:
         if not self.stepper.connections:
@@ -425,8 +439,8 @@ async def run(context: Context) -> None:
         tasks.start_soon(publish_metrics, context, board, stepping.refresh)
         context.waiting_for = "simulators"
         await context.stop.wait()
-        stepping.farewell()
         with anyio.move_on_after(settings.pipeline.stop_timeout_s / 2):
+            await stepping.part(_PARTING_S)
             await sender.drain()
         tasks.cancel_scope.cancel()
     stepping.refresh()

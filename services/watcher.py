@@ -7,6 +7,7 @@ supervisor holds. Needs only the standard library, so that it stays small.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        child = subprocess.Popen(command, start_new_session=True)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which can not be started ({error}); expected a program; correct it\n")
         return 127
@@ -46,6 +47,12 @@ def main(arguments: list[str]) -> int:
             asked = True
     _kill_group(child.pid)
     return child.wait()
+
+
+def _end_with_me() -> None:
+    """In the new program: also end when this watcher is killed (Linux; elsewhere the pipe has to do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:

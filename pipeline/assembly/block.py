@@ -84,6 +84,7 @@ class Block:
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
         self.live: Mask = np.zeros(_FIRST_SLOTS, bool)
+        self.seen: Mask = np.zeros(_FIRST_SLOTS, bool)
         self.acted: Mask = np.zeros(_FIRST_SLOTS, bool)
         self.known: Mask = np.zeros(_FIRST_SLOTS, bool)
         self.lengths: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
@@ -111,6 +112,7 @@ class Block:
         slots = joined.slots
         self._grow_slots(slots)
         new = slots[~(self.live[slots] & (self.agents[slots] == joined.agents))]
+        self.seen[new] = False
         self.acted[new] = False
         self.lengths[new] = 0
         self.episode_returns[new] = 0.0
@@ -160,13 +162,15 @@ class Block:
         self._grow_steps(times)
         for held, column in zip(self._observations, observations, strict=True):
             held[slots, times] = column
+        self.seen[slots] = True
 
     def act(self, acted: Acted) -> None:
-        """Writes the actions chosen for the decisions last reported."""
+        """Writes the actions chosen for the decisions last reported, but for those reported before this block began."""
         slots = acted.slots
         self._shape_actions(acted)
-        live = self.live[slots] if slots.size and slots.max() < len(self.live) else np.zeros(len(slots), bool)
-        rows: AnyArray | slice = slice(None) if live.all() else np.flatnonzero(live)
+        here = slots < len(self.live)
+        here[here] = self.seen[slots[here]]
+        rows: AnyArray | slice = slice(None) if here.all() else np.flatnonzero(here)
         slots = slots[rows]
         times = self.lengths[slots]
         if self._continuous.shape[2]:
@@ -182,6 +186,7 @@ class Block:
     def free(self, slots: Slots) -> None:
         """Takes slots from agents that are gone."""
         self.live[slots] = False
+        self.seen[slots] = False
         self.acted[slots] = False
         self.lengths[slots] = 0
 
@@ -262,7 +267,7 @@ class Block:
         if needed <= held:
             return
         size = max(needed, 2 * held)
-        for name in ("live", "acted", "known", "lengths", "agents", "groups", "teams", "simulators"):
+        for name in ("live", "seen", "acted", "known", "lengths", "agents", "groups", "teams", "simulators"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(size - held, column.dtype)]))
         for name in ("episode_returns", "episode_group_returns", "episode_lengths"):

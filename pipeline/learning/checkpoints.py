@@ -191,7 +191,7 @@ def load(path: Path) -> Checkpoint:
     tensors: list[Arrays] = []
     for name in _TENSORS:
         content = _read(path / name)
-        if hashlib.sha256(content).hexdigest() != state["files"].get(name):
+        if _sha256(content) != state["files"].get(name):
             raise _damaged(path / name, "the content that state.json has the hash of")
         try:
             tensors.append(load_tensors(content))
@@ -207,7 +207,7 @@ def _state(path: Path) -> dict[str, Any]:
         claimed = state.pop("sha256")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise _damaged(path / _STATE, "a JSON object with its own hash") from error
-    if hashlib.sha256(_canonical(state)).hexdigest() != claimed:
+    if _sha256(_canonical(state)) != claimed:
         raise _damaged(path / _STATE, "the content it has the hash of")
     if state["format"] != FORMAT:
         raise CheckpointError(
@@ -220,7 +220,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
     files = {
-        name: save_tensors({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+        name: save_tensors({key: np.asarray(array, order="C") for key, array in arrays.items()})
         for name, arrays in zip(_TENSORS, (checkpoint.weights, checkpoint.optimizer), strict=True)
     }
     state: dict[str, Any] = {
@@ -230,10 +230,14 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
         "version": checkpoint.version,
         "updates": checkpoint.updates,
         "trained": checkpoint.trained,
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        "files": {name: _sha256(content) for name, content in files.items()},
     }
-    state["sha256"] = hashlib.sha256(_canonical(state)).hexdigest()
+    state["sha256"] = _sha256(_canonical(state))
     return files | {_STATE: json.dumps(state, indent=2).encode()}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _canonical(state: Mapping[str, Any]) -> bytes:

@@ -13,24 +13,33 @@ import torch
 from torch import Tensor
 
 
-def surrogate(log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def clip_limit(advantage_B: Tensor, epsilon: float) -> Tensor:
+    """What the clip lets the objective of each row reach at most, [B].
+
+    `min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A)` is `min(ratio A, A + epsilon |A|)`: for A > 0 only the upper
+    end of the clip can decide, for A < 0 only the lower.
+    """
+    return advantage_B.abs().mul_(epsilon).add_(advantage_B)
+
+
+def surrogate(
+    log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, limit_B: Tensor
+) -> tuple[Tensor, Tensor]:
     """Clipped surrogate objective: its mean is to rise.
 
     Args:
         log_prob_B: of the joint actions, under the current policy.
         old_log_prob_B: of the same, when they were chosen.
         advantage_B: of each.
-        epsilon: clip range of the ratio of the probabilities.
+        limit_B: `clip_limit` of the advantages.
 
     Returns:
         The objective of each row [B], and the derivative of minus its mean for `log_prob_B`.
     """
-    ratio_B = log_prob_B.sub(old_log_prob_B).exp_()
-    free_B = ratio_B * advantage_B
-    clipped_B = ratio_B.clamp_(1.0 - epsilon, 1.0 + epsilon).mul_(advantage_B)
-    objective_B = torch.minimum(free_B, clipped_B)
+    free_B = log_prob_B.sub(old_log_prob_B).exp_().mul_(advantage_B)
+    objective_B = torch.minimum(free_B, limit_B)
     # Where the clip decides, the objective does not depend on the ratio; elsewhere d ratio / d log p = ratio.
-    return objective_B, free_B.masked_fill_(free_B > clipped_B, 0.0).mul_(-1.0 / len(free_B))
+    return objective_B, free_B.masked_fill_(free_B > limit_B, 0.0).mul_(-1.0 / len(free_B))
 
 
 def value_loss(values_BS: Tensor, returns_BS: Tensor, weight: float) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,7 @@ class Rows(NamedTuple):
         masks: [B, choices of all branches] True = forbidden; None where nothing was.
         log_prob: [B] of the joint action when it was chosen.
         advantage: [B] normalised.
+        limit: [B] `losses.clip_limit` of the advantage.
         returns: [B, S] advantage + value, per signal.
         values: [B, S] before the update.
     """
@@ -83,6 +84,7 @@ class Rows(NamedTuple):
     masks: Tensor | None
     log_prob: Tensor
     advantage: Tensor
+    limit: Tensor
     returns: Tensor
     values: Tensor
 
@@ -127,7 +129,7 @@ class PPO:
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
         self.optimizer.param_groups[0]["lr"] = coefficients.learning_rate
         joined_RF = self.actor.encoder.join(batch.observations)
-        rows = self._rows(batch, self.actor.encoder.prepare(joined_RF))
+        rows = self._rows(batch, self.actor.encoder.prepare(joined_RF), coefficients.epsilon)
         size = min(hyper.batch_size, batch.steps)
         done = [
             self._step(minibatch, coefficients)
@@ -145,7 +147,7 @@ class PPO:
             group_rewards=bool(batch.group_rewards.any()),
         )
 
-    def _rows(self, batch: Batch, inputs_RF: Tensor) -> Rows:
+    def _rows(self, batch: Batch, inputs_RF: Tensor, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
         next_SF = self.actor.encoder.prepare(self.actor.encoder.join(batch.next_observations))
         values = self._values(inputs_RF)
@@ -165,13 +167,15 @@ class PPO:
             ],
             axis=1,
         )
+        advantage_R = torch.from_numpy(returns.normalized(estimates.mean(1)))
         return Rows(
             inputs=inputs_RF,
             continuous=torch.from_numpy(batch.continuous),
             discrete=torch.from_numpy(batch.discrete).long(),
             masks=None if batch.masks is None else torch.from_numpy(batch.masks),
             log_prob=torch.from_numpy(batch.log_probs),
-            advantage=torch.from_numpy(returns.normalized(estimates.mean(1))),
+            advantage=advantage_R,
+            limit=losses.clip_limit(advantage_R, epsilon),
             returns=torch.from_numpy(estimates + values),
             values=torch.from_numpy(values),
         )
@@ -197,9 +201,7 @@ class PPO:
             chosen = distributions.evaluate(
                 actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks
             )
-            objective_B, to_log_prob_B = losses.surrogate(
-                chosen.log_prob, rows.log_prob, rows.advantage, coefficients.epsilon
-            )
+            objective_B, to_log_prob_B = losses.surrogate(chosen.log_prob, rows.log_prob, rows.advantage, rows.limit)
             squares_BS, to_values_BS = self._value_loss(rows, values_BS, coefficients.epsilon)
             parts = actions.continuous + len(actions.discrete)
             to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob_B, -coefficients.beta * parts)

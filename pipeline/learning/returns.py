@@ -1,6 +1,9 @@
 # ruff: noqa: N803, N806 (names end in their shape)
 """Generalised advantage estimation (Schulman et al. 2016) over segments of any lengths.
 
+A reward or value that is not finite passes through in silence: the update that meets it is skipped
+and counted.
+
 R rows of all segments, one segment after the other; S segments.
 """
 
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def advantages(
     rewards_R: Floats, values_R: Floats, next_values_S: Floats, lengths_S: NDArray[Any], gamma: float, lambd: float
 ) -> Floats:
@@ -46,6 +50,7 @@ def advantages(
     return advantages_R
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def normalized(advantages_R: Floats) -> Floats:
     """Advantages minus their mean, over their standard deviation + 1e-10, [R]."""
     scaled: Floats = (advantages_R - advantages_R.mean()) / (advantages_R.std() + np.float32(1e-10))

@@ -11,7 +11,7 @@ from pipeline.errors import LocalProtocolError, RemoteProtocolError
 from pipeline.messages.schema import tag_of
 
 Role = Literal["simulator", "trainer"]
-State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "closed"]
+State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "parting", "closed"]
 
 TRANSITIONS: Final[dict[tuple[State, Role, str], State]] = {
     ("greeting", "simulator", "hello"): "introduced",
@@ -23,10 +23,19 @@ TRANSITIONS: Final[dict[tuple[State, Role, str], State]] = {
     ("deciding", "trainer", "reset"): "simulating",
 }
 """(state, who speaks, message type) -> next state. `simulating` waits for the simulator, `deciding`
-for the trainer. Ping and Pong change nothing and are allowed from `introduced` on; Bye and Fault
-close the conversation from anywhere."""
+for the trainer. Ping and Pong change nothing and are allowed from `introduced` on. Fault, and Bye from
+the simulator, close the conversation from anywhere. Bye from the trainer leads to `parting`: what the
+simulator had sent before it heard of that still counts, and its own Bye follows."""
 
-STATES: Final[tuple[State, ...]] = ("greeting", "introduced", "welcomed", "simulating", "deciding", "closed")
+STATES: Final[tuple[State, ...]] = (
+    "greeting",
+    "introduced",
+    "welcomed",
+    "simulating",
+    "deciding",
+    "parting",
+    "closed",
+)
 
 
 class Conversation:
@@ -73,11 +82,18 @@ def next_state(state: State, speaker: Role, tag: str) -> State | None:
     """The state after `speaker` says `tag` in `state`, or None where that is not allowed."""
     if state == "closed":
         return None
-    if tag in ("bye", "fault"):
+    if tag == "fault" or (tag == "bye" and speaker == "simulator"):
         return "closed"
+    if state == "parting":  # the simulator may have spoken before it heard the trainer's Bye
+        return state if speaker == "simulator" and tag in _CROSSING else None
+    if tag == "bye":
+        return "parting"
     if tag in ("ping", "pong"):
         return None if state == "greeting" else state
     return TRANSITIONS.get((state, speaker, tag))
+
+
+_CROSSING: Final = ("hello", "behaviors", "step", "ping", "pong")
 
 
 def allowed(state: State, speaker: Role) -> list[str]:
@@ -90,5 +106,8 @@ def diagram() -> str:
     """The table as a Mermaid state diagram, for `docs/protocol.md`."""
     lines = ["stateDiagram-v2", "    [*] --> greeting"]
     lines += [f"    {state} --> {after}: {role} {tag}" for (state, role, tag), after in TRANSITIONS.items()]
-    lines += [f"    {state} --> closed: bye or fault" for state in STATES if state != "closed"]
+    open_states = [state for state in STATES if state not in ("parting", "closed")]
+    lines += [f"    {state} --> parting: trainer bye" for state in open_states]
+    lines += [f"    {state} --> closed: simulator bye, or fault" for state in (*open_states, "parting")]
+    lines.append("    parting --> parting: what the simulator sent before it heard the bye")
     return "\n".join([*lines, "    closed --> [*]"])

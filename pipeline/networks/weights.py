@@ -45,7 +45,7 @@ def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
+        array = np.asarray(arrays[name], order="C")
         digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

@@ -44,7 +44,18 @@ def pack(record: Any) -> Payload:
         CodecError: a field holds what its annotation does not allow.
     """
     frames = codec.encode(record)
-    return Payload(frames, sum(map(len, frames)))
+    size = sum(map(len, frames))
+    return Payload(frames if size >= LARGE else [_join(frames)], size)
+
+
+def _join(frames: Sequence[Buffer]) -> bytes:
+    """The codec's stream form: one frame instead of many small ones."""
+    header, *arrays = frames
+    parts: list[Buffer] = [b"", header, bytes(-(codec.PREFIX.size + len(header)) % 8)]
+    for array in arrays:
+        parts += (array, bytes(-len(array) % 8))
+    parts[0] = codec.PREFIX.pack(codec.PREFIX.size + sum(map(len, parts)), len(header))
+    return b"".join(parts)
 
 
 def unpack(payload: Payload, limits: Limits) -> Any:
@@ -53,7 +64,8 @@ def unpack(payload: Payload, limits: Limits) -> Any:
     Raises:
         CodecError: the frames are not a record, or beyond the limits.
     """
-    return codec.decode(payload.frames, limits)
+    frames = payload.frames
+    return codec.from_bytes(frames[0], limits) if len(frames) == 1 else codec.decode(frames, limits)
 
 
 def is_large(head: Buffer) -> bool:

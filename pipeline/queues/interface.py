@@ -154,7 +154,10 @@ class SendingQueue(Protocol):
         """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change."""
 
     def on_receiver(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(receivers)` with the starts seen so far when a start of the receiver is first heard of, before its credit is used."""
+        """Calls `callback(receivers)` when a start of the receiver is first heard of, before its credit is used.
+
+        `receivers` is the number of starts seen so far, this one included.
+        """
 
     async def drain(self) -> None:
         """Returns when everything put has been acknowledged. Cancelled: nothing is lost."""

@@ -304,10 +304,13 @@ class Client:
 
     def _over(self, message: Bye | Fault) -> None:
         """The trainer has ended the conversation."""
+        if isinstance(message, Bye):
+            self._drop(Bye(reason=message.reason, steps=self.steps))
+            self._bye = message
+            return
         self._drop()
-        self._bye = message if isinstance(message, Bye) else Bye(reason=f"fault: {message.code}")
-        if isinstance(message, Fault):
-            raise RemoteProtocolError(message.code, got=message.got, expected=message.expected, remedy=message.remedy)
+        self._bye = Bye(reason=f"fault: {message.code}")
+        raise RemoteProtocolError(message.code, got=message.got, expected=message.expected, remedy=message.remedy)
 
     def _say_bye(self, reason: str) -> None:
         self._bye = Bye(reason=reason, steps=self.steps)

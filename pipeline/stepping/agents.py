@@ -50,8 +50,9 @@ class SlotTable:
             raise OverflowError
         while len(self._free) < n:
             self._grow()
-        taken = self._free[-n:][::-1]
-        del self._free[-n:]
+        kept = len(self._free) - n
+        taken = self._free[kept:][::-1]
+        del self._free[kept:]
         return np.array(taken, np.int32)
 
     def give_back(self, slots: Slots) -> None:

@@ -42,6 +42,7 @@ class Frame:
     Attributes:
         step: the record.
         received_at: time.
+        newcomers: by behavior name, agents that have no slot yet.
         reported: its outcomes have been taken over.
         waiting: its decisions.
         withheld_at: since when only a permit or weights are missing, None where nothing is.
@@ -49,6 +50,7 @@ class Frame:
 
     step: Step
     received_at: float
+    newcomers: dict[str, int] = field(default_factory=dict)
     reported: bool = False
     waiting: list[Waiting] = field(default_factory=list)
     withheld_at: float | None = None
@@ -113,6 +115,16 @@ class Connection:
             _check_agents(report, seat.roster)
         self.sequence += 1
 
+    def newcomers(self, step: Step) -> dict[str, int]:
+        """How many agents of a checked Step are not here yet, by behavior name."""
+        new: dict[str, int] = {}
+        for report in step.reports:
+            seat = self.seats[report.behavior]
+            if report.decisions is not None and not seat.roster.same_as_last(report.decisions.agents):
+                unknown = int(np.count_nonzero(seat.roster.find(report.decisions.agents) < 0))
+                new[seat.id.name] = new.get(seat.id.name, 0) + unknown
+        return new
+
 
 def _check_agents(report: BehaviorReport, roster: Roster) -> None:
     if report.decisions is not None and not roster.same_as_last(report.decisions.agents):
@@ -160,9 +172,6 @@ def settle(seat: Seat, report: BehaviorReport, table: SlotTable, simulator: int)
         report: checked.
         table: slots of the behavior name.
         simulator: connection number.
-
-    Raises:
-        RemoteProtocolError: too many agents.
     """
     out = Outcomes()
     vacant: Slots = np.empty(0, np.int32)
@@ -194,7 +203,7 @@ def _slots_of(seat: Seat, decisions: Decisions, table: SlotTable, simulator: int
         new = np.flatnonzero(slots < 0)
         if new.size:
             slots = slots.copy()
-            slots[new] = _take(table, len(new))
+            slots[new] = table.take(len(new))
             roster.add(ids[new], slots[new])
         roster.remember(ids, slots)
     fresh = ~table.live[slots]
@@ -203,18 +212,6 @@ def _slots_of(seat: Seat, decisions: Decisions, table: SlotTable, simulator: int
     joined = slots[fresh]
     table.begin(joined, _group_keys(decisions.groups[fresh], simulator), seat.id.team, simulator)
     return slots, joined
-
-
-def _take(table: SlotTable, n: int) -> Slots:
-    try:
-        return table.take(n)
-    except OverflowError:
-        raise RemoteProtocolError(
-            "too_large",
-            got=f"{n} more agents beside {table.taken}",
-            expected=f"at most {table.limit} agents of one behavior",
-            remedy="run fewer areas, or raise pipeline.max_agents",
-        ) from None
 
 
 def _regroup(decisions: Decisions, slots: Slots, table: SlotTable, simulator: int) -> Slots | None:

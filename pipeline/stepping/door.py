@@ -58,9 +58,10 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
     _check_finite(behavior, f"{what}.rewards", rows.rewards, rows.agents)
     _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
     if n and (rows.groups.min() < 0 or rows.groups.max() > MAX_GROUP):
+        row = int(np.flatnonzero((rows.groups < 0) | (rows.groups > MAX_GROUP))[0])
         raise RemoteProtocolError(
             "group",
-            got=f"group id {int(rows.groups.min())}..{int(rows.groups.max())} in {what} of {behavior}",
+            got=f"group id {rows.groups[row]} in {what}.groups of {behavior}, agent {rows.agents[row]}",
             expected=f"0 for no group, else 1..{MAX_GROUP}",
             remedy="number the groups of a simulator from 1",
         )
@@ -92,8 +93,9 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
 
 def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
     # A sum is finite only where all terms are; it may overflow where they are not, so look again before refusing.
-    if np.isfinite(np.add.reduce(column, axis=None, dtype=np.float64)):
-        return
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        if np.isfinite(np.add.reduce(column, axis=None, dtype=np.float64)):
+            return
     bad = ~np.isfinite(column.reshape(len(agents), -1)).all(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

@@ -138,7 +138,7 @@ class Stepper:
 
     # ---------------------------------------------------------------- simulators come and go
 
-    def connect(self, key: int, number: int, specs: Mapping[str, BehaviorSpec]) -> None:
+    def connect(self, key: int, number: int, specs: Mapping[str, BehaviorSpec]) -> int | None:
         """A simulator said Hello.
 
         Args:
@@ -146,19 +146,20 @@ class Stepper:
             number: orders the simulators.
             specs: by behavior id.
 
+        Returns:
+            Key of the connection that this one takes the place of: a simulator that comes back may be
+            faster than the news of its broken link.
+
         Raises:
-            RemoteProtocolError: a spec contradicts what is known, or the number is taken.
+            RemoteProtocolError: a spec contradicts what is known.
         """
-        if any(other.number == number and not other.gone for other in self.connections.values()):
-            raise RemoteProtocolError(
-                "number",
-                got=f"simulator number {number} twice",
-                expected="a number of its own for each simulator",
-                remedy="leave the number out, or start each simulator with another",
-            )
         connection = Connection(number=number)
         self._enroll(connection, specs)
+        former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
+        if former is not None:
+            self.disconnect(former)
         self.connections[key] = connection
+        return former
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """A simulator named more behaviors. Raises as `connect`."""
@@ -179,7 +180,10 @@ class Stepper:
         """
         connection = self.connections[key]
         connection.check(step)
-        connection.frame = Frame(step=step, received_at=now)
+        newcomers = connection.newcomers(step)
+        for name, n in newcomers.items():
+            self._check_room(name, n)
+        connection.frame = Frame(step=step, received_at=now, newcomers=newcomers)
 
     def permit(self, name: str, permit: Permit) -> None:
         """Coordination says how far this process may go."""
@@ -193,18 +197,25 @@ class Stepper:
 
     # ---------------------------------------------------------------- a wake-up
 
-    def wake(self, now: float) -> Wake:
-        """Takes over what arrived, acts for who may go on."""
+    def wake(self, now: float, *, acting: bool = True) -> Wake:
+        """Takes over what arrived, acts for who may go on.
+
+        Args:
+            now: time.
+            acting: False at the end of a run, when outcomes still count and nobody is answered.
+        """
         out = Wake()
-        waiting = sorted((c.number, key) for key, c in self.connections.items() if c.frame is not None)
+        waiting = [key for _, key in sorted((c.number, key) for key, c in self.connections.items() if c.frame)]
         gone = [key for key, c in self.connections.items() if c.gone]
-        if not (waiting or gone or self._rejoin) or (self._lockstep and not self._round_complete() and not gone):
+        ready = not self._lockstep or self._round_complete() or not acting
+        if not (gone or self._rejoin or (waiting and ready)):
             return out
         self._tick += 1
         pieces: dict[str, Pieces] = {}
-        if not self._lockstep or self._round_complete():
-            self._report([key for _, key in waiting], pieces, now)
-            self._act([key for _, key in waiting if not self.connections[key].gone], pieces, out, now)
+        if ready:
+            self._report(waiting, pieces, now)
+            if acting:
+                self._act([key for key in waiting if not self.connections[key].gone], pieces, out, now)
         self._tell_again(pieces)
         out.parts = [self._part(name, piece) for name, piece in sorted(pieces.items())]
         out.parts += self._close(gone)
@@ -220,6 +231,19 @@ class Stepper:
         return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
 
     # ---------------------------------------------------------------- inside
+
+    def _check_room(self, name: str, n: int) -> None:
+        """Refuses `n` more agents beside those here and those of frames not taken over yet, if that is too many."""
+        table = self.behaviors[name].table
+        frames = [c.frame for c in self.connections.values() if c.frame is not None and not c.frame.reported]
+        taken = table.taken + sum(frame.newcomers.get(name, 0) for frame in frames)
+        if taken + n > table.limit:
+            raise RemoteProtocolError(
+                "too_large",
+                got=f"{n} more agents of {name} beside {taken}",
+                expected=f"at most {table.limit} agents of one behavior",
+                remedy="run fewer areas, or raise pipeline.max_agents",
+            )
 
     def _enroll(self, connection: Connection, specs: Mapping[str, BehaviorSpec]) -> None:
         for text, spec in specs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import re
@@ -87,7 +88,32 @@ def test_the_limits_are_those_of_the_codec() -> None:
 
 
 def test_every_error_code_is_explained_once() -> None:
-    assert set(rows_after("| code | cause |")) == CODES
+    assert set(rows_after("| code | cause |")) >= CODES
+
+
+def test_every_code_that_the_trainer_sends_is_explained() -> None:
+    root = Path(__file__).parents[2]
+    sources = [
+        *root.glob("pipeline/stepping/*.py"),
+        *root.glob("pipeline/messages/*.py"),
+        root / "services/stepping.py",
+    ]
+    sent = {code for source in sources if source.exists() for code in _codes(ast.parse(source.read_text()))}
+    assert "unexpected_message" in sent
+    assert sent <= set(rows_after("| code | cause |"))
+
+
+def _codes(tree: ast.AST) -> Iterator[str]:
+    """Texts that stand where a code does: first argument of an error, or `code=` of a Fault."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        places: list[ast.expr] = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
+        if getattr(call.func, "id", "").endswith("ProtocolError") or getattr(call.func, "id", "") == "error":
+            places += call.args[:1]
+        for place in places:
+            constants = (node.value for node in ast.walk(place) if isinstance(node, ast.Constant))
+            yield from (value for value in constants if isinstance(value, str))
 
 
 def test_the_bytes_in_the_document_are_the_messages_it_says() -> None:

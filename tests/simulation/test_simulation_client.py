@@ -87,6 +87,7 @@ def test_hello_welcome_reset_then_steps_and_acts_until_bye(trainer: Trainer) -> 
             peer.send(act_for(steps[-1], hello))
         steps.append(peer.receive(Step))
         peer.send(Bye(reason="enough"))
+        assert peer.receive(Bye).steps == {"One": 9}
         assert peer.next() is None
         return [hello, *steps]
 

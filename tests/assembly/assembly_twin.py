@@ -1,0 +1,228 @@
+"""A slow twin of the assembler: one Python object per agent and per step, obvious code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported, Segments
+
+Seen = tuple[tuple[float, ...], ...]
+
+
+@dataclass
+class Action:
+    continuous: tuple[float, ...]
+    discrete: tuple[int, ...]
+    log_prob: float
+    mask: tuple[bool, ...] | None
+    version: int
+
+
+@dataclass
+class StepTwin:
+    seen: Seen
+    action: Action
+    reward: float
+    group_reward: float
+
+
+@dataclass
+class SegmentTwin:
+    agent: int
+    group: int
+    team: int
+    simulator: int
+    steps: list[StepTwin]
+    following: Seen
+    terminated: bool = False
+    interrupted: bool = False
+    group_ended: bool = False
+
+
+@dataclass
+class AgentTwin:
+    agent: int
+    group: int
+    team: int
+    simulator: int
+    whole: bool
+    seen: Seen | None = None
+    action: Action | None = None
+    steps: list[StepTwin] = field(default_factory=list)
+    total: float = 0.0
+    group_total: float = 0.0
+    length: int = 0
+
+
+@dataclass
+class EpisodesTwin:
+    rows: list[tuple[float, int, int, float]] = field(default_factory=list)
+    group_returns: list[float] = field(default_factory=list)
+
+
+class AssemblerTwin:
+    """What an assembler should have recorded, agent by agent."""
+
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
+        self.agents: dict[int, AgentTwin] = {}
+        self.segments: list[SegmentTwin] = []
+        self.episodes = EpisodesTwin()
+        self.orphaned = 0
+        self.completed = 0
+
+    @property
+    def open_steps(self) -> int:
+        return sum(len(agent.steps) for agent in self.agents.values())
+
+    def apply(self, part: BehaviorSteps) -> None:
+        if part.lost is not None:
+            self.interrupt(part.lost.tolist())
+        if part.ended is not None:
+            self._end(part.ended)
+        if part.joined is not None:
+            self._join(part.joined)
+        if part.reported is not None:
+            self._report(part.reported)
+        if part.acted is not None:
+            self._act(part.acted)
+
+    def interrupt(self, slots: list[int]) -> None:
+        for slot in slots:
+            agent = self.agents.pop(slot, None)
+            if agent is not None and agent.steps:
+                assert agent.seen is not None
+                self._close(agent, agent.seen).interrupted = True
+
+    def cut(self) -> None:
+        for agent in self.agents.values():
+            if agent.steps:
+                assert agent.seen is not None
+                self._close(agent, agent.seen)
+
+    def _complete(self, slot: int, done: bool, reward: float, group_reward: float) -> None:
+        if not done:
+            return
+        self.completed += 1
+        agent = self.agents.get(slot)
+        if agent is None or agent.action is None:
+            self.orphaned += 1
+            return
+        assert agent.seen is not None
+        agent.steps.append(StepTwin(agent.seen, agent.action, reward, group_reward))
+        agent.action = None
+        agent.total += reward
+        agent.group_total += group_reward
+        agent.length += 1
+
+    def _close(self, agent: AgentTwin, following: Seen) -> SegmentTwin:
+        segment = SegmentTwin(agent.agent, agent.group, agent.team, agent.simulator, agent.steps, following)
+        agent.steps = []
+        self.segments.append(segment)
+        return segment
+
+    def _end(self, ended: Ended) -> None:
+        slots = ended.slots.tolist()
+        left = {agent.group for slot, agent in self.agents.items() if slot not in slots}
+        longest: dict[int, AgentTwin] = {}
+        for row, slot in enumerate(slots):
+            self._complete(slot, ended.completed[row], float(ended.rewards[row]), float(ended.group_rewards[row]))
+            agent = self.agents.pop(slot, None)
+            if agent is None:
+                continue
+            gone = agent.group == 0 or agent.group not in left
+            if agent.steps:
+                segment = self._close(agent, _seen(ended.observations, row))
+                segment.interrupted = bool(ended.interrupted[row])
+                segment.terminated = not segment.interrupted
+                segment.group_ended = gone
+            if not agent.whole or not agent.length:
+                continue
+            outcome = -1.0 if ended.outcomes is None else float(ended.outcomes[row])
+            self.episodes.rows.append((agent.total, agent.length, agent.team, outcome))
+            if gone and agent.group and agent.length > getattr(longest.get(agent.group), "length", 0):
+                longest[agent.group] = agent
+        self.episodes.group_returns += [agent.group_total for agent in longest.values()]
+
+    def _join(self, joined: Joined) -> None:
+        for row, slot in enumerate(joined.slots.tolist()):
+            agent = self.agents.get(slot)
+            if agent is None or agent.agent != joined.agents[row]:
+                agent = self.agents[slot] = AgentTwin(int(joined.agents[row]), 0, 0, 0, bool(joined.fresh[row]))
+            agent.group, agent.team = int(joined.groups[row]), int(joined.teams[row])
+            agent.simulator = int(joined.simulators[row])
+
+    def _report(self, reported: Reported) -> None:
+        for row, slot in enumerate(reported.slots.tolist()):
+            self._complete(
+                slot, reported.completed[row], float(reported.rewards[row]), float(reported.group_rewards[row])
+            )
+            agent = self.agents.get(slot)
+            if agent is None:
+                continue
+            agent.seen = _seen(reported.observations, row)
+            if len(agent.steps) >= self.horizon:
+                self._close(agent, agent.seen)
+
+    def _act(self, acted: Acted) -> None:
+        for row, slot in enumerate(acted.slots.tolist()):
+            agent = self.agents.get(slot)
+            if agent is None or agent.seen is None:
+                continue  # its decision was reported before this assembler began
+            agent.action = Action(
+                tuple(acted.continuous[row].tolist()),
+                tuple(acted.discrete[row].tolist()),
+                float(acted.log_probs[row]),
+                None if acted.masks is None else tuple(acted.masks[row].tolist()),
+                int(acted.versions[row]),
+            )
+
+
+def _seen(columns: tuple[Any, ...], row: int) -> Seen:
+    return tuple(tuple(np.ravel(column[row]).tolist()) for column in columns)
+
+
+def read_segments(message: Segments) -> list[SegmentTwin]:
+    """The segments of a message, as the twin writes them; a mask that forbids nothing is None."""
+    out = []
+    at = 0
+    for index, length in enumerate(message.lengths.tolist()):
+        steps = []
+        for row in range(at, at + length):
+            mask = None if message.masks is None else tuple(message.masks[row].tolist())
+            action = Action(
+                tuple(message.continuous[row].tolist()),
+                tuple(message.discrete[row].tolist()),
+                float(message.log_probs[row]),
+                mask if mask is not None and any(mask) else None,
+                int(message.versions[row]),
+            )
+            seen = _seen(message.observations, row)
+            steps.append(StepTwin(seen, action, float(message.rewards[row]), float(message.group_rewards[row])))
+        at += length
+        out.append(
+            SegmentTwin(
+                agent=int(message.agents[index]),
+                group=int(message.groups[index]),
+                team=int(message.teams[index]),
+                simulator=int(message.simulators[index]),
+                steps=steps,
+                following=_seen(message.next_observations, index),
+                terminated=bool(message.terminated[index]),
+                interrupted=bool(message.interrupted[index]),
+                group_ended=bool(message.group_ended[index]),
+            )
+        )
+    assert at == len(message.log_probs)
+    return out
+
+
+def by_agent(segments: list[SegmentTwin]) -> dict[int, list[SegmentTwin]]:
+    """Each agent's segments in their order."""
+    out: dict[int, list[SegmentTwin]] = {}
+    for segment in segments:
+        out.setdefault(segment.agent, []).append(segment)
+    return out

@@ -1,0 +1,190 @@
+"""Random worlds of agents, told as the BehaviorSteps that a stepping process would send."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
+
+MASK = 3
+
+
+@dataclass
+class Life:
+    """A live agent. `state`: "new" (decides with its first report), "waiting" for an action, "acting"."""
+
+    slot: int
+    agent: int
+    group: int
+    team: int
+    simulator: int
+    state: str = "new"
+
+
+class World:
+    """Simulators with agents that join, decide, end and vanish as `rng` says.
+
+    Args:
+        rng: makes every choice.
+        grouped: agents belong to groups.
+        masked: action masks are sent with some parts.
+    """
+
+    def __init__(self, rng: random.Random, *, grouped: bool, masked: bool) -> None:
+        self.rng = rng
+        self.grouped = grouped
+        self.masked = masked
+        self.lives: dict[int, Life] = {}
+        self.produced = 0
+        self.rejoin = False
+        self._tick = 0
+        self._agents = 0
+        self._numbers = 0
+
+    def part(self) -> BehaviorSteps:
+        """The next wake-up."""
+        self._tick += 1
+        before = self.produced
+        lost = self._lose() if self._chance(0.08) else None
+        ended, again = self._end()
+        joined = self._join(again)
+        reported = self._report()
+        acted = self._act()
+        return BehaviorSteps(
+            behavior="B",
+            tick=self._tick,
+            produced_before=before,
+            lost=lost,
+            ended=ended,
+            joined=joined,
+            reported=reported,
+            acted=acted,
+        )
+
+    # ---------------------------------------------------------------- what happens
+
+    def _lose(self) -> Any:
+        simulator = self.rng.randrange(3)
+        gone = [life.slot for life in self.lives.values() if life.simulator == simulator]
+        for slot in gone:
+            del self.lives[slot]
+        return np.array(gone, np.int32)
+
+    def _end(self) -> tuple[Ended | None, list[Life]]:
+        rows = [life for life in self.lives.values() if life.state != "new" and self._chance(0.2)]
+        if self.grouped and rows and self._chance(0.3):  # a whole group ends together
+            rows = [life for life in self.lives.values() if life.group == rows[0].group]
+        self.rng.shuffle(rows)
+        again = []
+        for life in rows:
+            del self.lives[life.slot]
+            if self._chance(0.5):
+                again.append(life)
+        completed = [life.state == "acting" for life in rows]
+        self.produced += sum(completed)
+        if not rows:
+            return None, again
+        n = len(rows)
+        outcomes = [self.rng.choice([0.0, 0.5, 1.0, -1.0]) for _ in rows] if self._chance(0.5) else None
+        return Ended(
+            slots=np.array([life.slot for life in rows], np.int32),
+            observations=self._observations(n),
+            rewards=self._numbered(n),
+            group_rewards=self._numbered(n),
+            completed=np.array(completed, bool),
+            interrupted=np.array([self._chance(0.4) for _ in rows], bool),
+            outcomes=None if outcomes is None else np.array(outcomes, np.float32),
+        ), again
+
+    def _join(self, again: list[Life]) -> Joined | None:
+        known = set(self.lives)
+        for old in again:  # ends and begins again in the same tick, in the same slot
+            self._begin(old.slot, old.simulator)
+        for _ in range(self.rng.choice([0, 0, 0, 1, 2, 9])):
+            free = [slot for slot in range(60) if slot not in self.lives]
+            self._begin(free[0] if self._chance(0.8) else self.rng.choice(free), self.rng.randrange(3))
+        told = [life for life in self.lives.values() if life.slot not in known]
+        fresh = len(told)
+        for slot in sorted(known):
+            moved = self.grouped and self._chance(0.05)
+            if moved:
+                self.lives[slot].group = self._group()
+            if moved or self.rejoin:
+                told.append(self.lives[slot])
+        self.rejoin = False
+        if not told:
+            return None
+        return Joined(
+            slots=np.array([life.slot for life in told], np.int32),
+            agents=np.array([life.agent for life in told], np.int64),
+            groups=np.array([life.group for life in told], np.int64),
+            teams=np.array([life.team for life in told], np.int32),
+            simulators=np.array([life.simulator for life in told], np.int32),
+            fresh=np.arange(len(told)) < fresh,
+        )
+
+    def _begin(self, slot: int, simulator: int) -> None:
+        self._agents += 1
+        self.lives[slot] = Life(slot, self._agents, self._group(), self.rng.randrange(2), simulator)
+
+    def _report(self) -> Reported | None:
+        rows = [
+            life
+            for life in self.lives.values()
+            if life.state == "new" or (life.state == "acting" and self._chance(0.8))
+        ]
+        self.rng.shuffle(rows)
+        completed = [life.state == "acting" for life in rows]
+        self.produced += sum(completed)
+        for life in rows:
+            life.state = "waiting"
+        if not rows:
+            return None
+        n = len(rows)
+        return Reported(
+            slots=np.array([life.slot for life in rows], np.int32),
+            observations=self._observations(n),
+            rewards=self._numbered(n),
+            group_rewards=self._numbered(n),
+            completed=np.array(completed, bool),
+        )
+
+    def _act(self) -> Acted | None:
+        go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld
+        rows = [life for life in self.lives.values() if life.state == "waiting" and life.simulator in go]
+        self.rng.shuffle(rows)
+        for life in rows:
+            life.state = "acting"
+        if not rows:
+            return None
+        n = len(rows)
+        masks = np.arange(n * MASK).reshape(n, MASK) % 4 == self._tick % 4
+        return Acted(
+            slots=np.array([life.slot for life in rows], np.int32),
+            continuous=self._numbered(2 * n).reshape(n, 2),
+            discrete=np.arange(n, dtype=np.int32)[:, None] % MASK,
+            log_probs=-self._numbered(n),
+            masks=masks if self.masked and self._chance(0.6) else None,
+            versions=np.full(n, self._tick // 3 + 1, np.int64),
+        )
+
+    # ---------------------------------------------------------------- numbers
+
+    def _group(self) -> int:
+        return self.rng.randrange(4) if self.grouped else 0
+
+    def _chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def _numbered(self, n: int) -> Any:
+        """Numbers that were never used before and that add up without rounding."""
+        self._numbers += n
+        return np.arange(self._numbers - n, self._numbers, dtype=np.float32)
+
+    def _observations(self, n: int) -> tuple[Any, ...]:
+        numbers = self._numbered(n)
+        return np.stack([numbers, -numbers], 1), (numbers.astype(np.int64) % 251).astype(np.uint8).reshape(n, 1, 1, 1)

@@ -1,0 +1,184 @@
+"""The assembler against its slow twin, in random worlds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
+from assembly_world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.assembly.assembler import Assembler, Sizes
+from pipeline.messages.codec import decode, encode
+from pipeline.messages.service import BehaviorSteps, Segments
+
+
+class Pair:
+    """An assembler and its twin, fed with the same parts; checks every message."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.assembler = Assembler("B", "stepping-0.1", "assembly.1", sizes)
+        self.twin = AssemblerTwin(min(sizes.horizon, sizes.largest))
+        self.segments: list[SegmentTwin] = []
+        self.episodes = EpisodesTwin()
+        self.messages: list[Segments] = []
+        self.began: int | None = None
+
+    def apply(self, part: BehaviorSteps) -> None:
+        if self.began is None:
+            self.began = part.produced_before
+        assert part.produced_before == self.began + self.twin.completed, "the world miscounted"
+        self.assembler.apply(part)
+        self.twin.apply(part)
+        worth = self.assembler.closed_steps >= self.sizes.flush
+        messages = self.take(self.assembler.flush())
+        assert bool(messages) == worth
+        assert self.assembler.closed_steps < self.sizes.flush
+        assert not any(message.cut for message in messages)
+        self.check_counts()
+
+    def cut(self, serial: int) -> None:
+        self.twin.cut()
+        messages = self.take(self.assembler.cut(serial))
+        assert [message.cut for message in messages] == [0] * (len(messages) - 1) + [serial]
+        assert self.assembler.open_steps == self.assembler.closed_steps == 0
+        self.check_counts()
+
+    def finish(self) -> None:
+        self.twin.interrupt(list(self.twin.agents))
+        self.assembler.close_all()
+        messages = self.take(self.assembler.rest())
+        assert not any(message.cut for message in messages)
+        assert self.assembler.open_steps == self.assembler.closed_steps == 0
+        self.check_counts()
+
+    def take(self, messages: Iterable[Segments]) -> list[Segments]:
+        taken = [decode([bytes(frame) for frame in encode(message)]) for message in messages]
+        for message in taken:
+            self.messages.append(message)
+            assert message.sequence == len(self.messages)
+            assert (message.behavior, message.source, message.origin) == ("B", "stepping-0.1", "assembly.1")
+            assert message.began == (self.began or 0)
+            assert message.orphaned == self.twin.orphaned
+            assert message.received == (self.began or 0) + self.twin.completed
+            assert len(message.log_probs) <= self.sizes.largest
+            self.segments += read_segments(message)
+            episodes = message.episodes
+            self.episodes.rows += zip(
+                episodes.returns.tolist(),
+                episodes.lengths.tolist(),
+                episodes.teams.tolist(),
+                episodes.outcomes.tolist(),
+                strict=True,
+            )
+            self.episodes.group_returns += episodes.group_returns.tolist()
+        return taken
+
+    def check_counts(self) -> None:
+        assembler = self.assembler
+        sent = sum(len(message.log_probs) for message in self.messages)
+        assert assembler.open_steps == self.twin.open_steps
+        assert assembler.orphaned == self.twin.orphaned
+        accounted = sent + assembler.open_steps + assembler.closed_steps + assembler.orphaned
+        assert assembler.received == (self.began or 0) + accounted
+
+    def compare(self) -> None:
+        for segment in self.twin.segments:
+            for step in segment.steps:
+                if step.action.mask is not None and not any(step.action.mask):
+                    step.action.mask = None
+        assert by_agent(self.segments) == by_agent(self.twin.segments)
+        assert self.episodes.rows == self.twin.episodes.rows
+        assert sorted(self.episodes.group_returns) == sorted(self.twin.episodes.group_returns)
+
+
+def play(pair: Pair, world: World, ticks: int, cut_chance: float, serial: int = 0) -> None:
+    for _ in range(ticks):
+        pair.apply(world.part())
+        if world.rng.random() < cut_chance:
+            serial += 1
+            pair.cut(serial)
+
+
+all_sizes = st.builds(
+    lambda horizon, flush, largest: Sizes(horizon=horizon, flush=min(flush, largest), largest=largest),
+    horizon=st.sampled_from([1, 2, 3, 5, 17, 40]),
+    flush=st.sampled_from([1, 4, 30, 10_000]),
+    largest=st.sampled_from([1, 2, 7, 33, 10_000]),
+)
+worlds = st.builds(
+    lambda seed, grouped, masked: World(random.Random(seed), grouped=grouped, masked=masked),
+    seed=st.integers(0, 2**32),
+    grouped=st.booleans(),
+    masked=st.booleans(),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(sizes=all_sizes, world=worlds, ticks=st.integers(1, 45), cut_chance=st.sampled_from([0.0, 0.1, 0.5]))
+def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
+    sizes: Sizes, world: World, ticks: int, cut_chance: float
+) -> None:
+    """Columns record what obvious code records: rows, what followed, flags, statistics and counts."""
+    pair = Pair(sizes)
+    play(pair, world, ticks, cut_chance)
+    pair.finish()
+    pair.compare()
+    assert pair.twin.orphaned == 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    sizes=all_sizes,
+    world=worlds,
+    before=st.integers(1, 20),
+    untold=st.integers(0, 3),
+    after=st.integers(1, 30),
+    cut_chance=st.sampled_from([0.0, 0.2]),
+)
+def test_a_new_assembler_takes_up_a_stream_under_way(
+    sizes: Sizes, world: World, before: int, untold: int, after: int, cut_chance: float
+) -> None:
+    """After a restart only what began before it is missing, and that is counted as orphaned."""
+    for _ in range(before):
+        world.part()
+    pair = Pair(sizes)
+    play(pair, world, untold, cut_chance)  # sent again, from before the source knew of its new reader
+    world.rejoin = True
+    play(pair, world, after, cut_chance, serial=untold)
+    pair.finish()
+    pair.compare()
+
+
+def test_a_cut_without_data_is_answered_by_an_empty_message() -> None:
+    """A cut is completed by a marked message even where no step was ever taken."""
+    pair = Pair(Sizes(horizon=4, flush=4, largest=8))
+    pair.cut(3)
+    assert [len(message.log_probs) for message in pair.messages] == [0]
+
+
+def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
+    """Slots and time axis grow to the most agents and the horizon, not with the length of the run."""
+    world = World(random.Random(3), grouped=False, masked=False)
+    pair = Pair(Sizes(horizon=5, flush=10, largest=100))
+    play(pair, world, 400, 0.0)
+    assert len(pair.assembler.block.live) <= 128
+    assert pair.assembler.block.waiting_observations(pair.assembler.block.open_slots())[0].shape[1:] == (2,)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_an_action_whose_observation_a_new_assembler_never_saw_makes_no_step(steps: int) -> None:
+    """A decision reported before a restart and acted on after it is orphaned: its observation is not here."""
+    world = World(random.Random(1), grouped=False, masked=False)
+    while not any(life.state == "waiting" for life in world.lives.values()):
+        world.part()
+    pair = Pair(Sizes(horizon=steps, flush=1, largest=100))
+    world.rejoin = True
+    play(pair, world, 12, 0.0)
+    pair.finish()
+    pair.compare()
+    assert pair.twin.orphaned

@@ -1,0 +1,156 @@
+"""Checkpoints: whole or not there, verified, the last good one offered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+from learning_helpers import HYBRID, segments, small_settings
+
+from pipeline.errors import CheckpointError
+from pipeline.learning import checkpoints
+from pipeline.learning.checkpoints import CheckpointFolder, DamagedCheckpoint, load
+from pipeline.learning.learner import Learner
+from pipeline.networks.weights import weights_sha256
+
+
+def state_at(trained, version=1):
+    state = Learner("Test", HYBRID, small_settings(), seed=trained).checkpoint()
+    return dataclasses.replace(state, trained=trained, version=version)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return CheckpointFolder(tmp_path, "Test")
+
+
+def names(folder):
+    return [path.name for path in folder.newest_first()]
+
+
+def test_what_is_saved_is_what_is_loaded(folder):
+    state = state_at(12_000, version=4)
+    path = folder.save(state, keep=5)
+    assert path == folder.path / "checkpoint-000000012000"
+    assert sorted(file.name for file in path.iterdir()) == [
+        "optimizer.safetensors", "state.json", "weights.safetensors",
+    ]  # fmt: skip
+    got = folder.load_latest()
+    assert (got.behavior, got.version, got.updates, got.trained) == ("Test", 4, 0, 12_000)
+    assert got.description == state.description
+    assert weights_sha256(got.weights) == weights_sha256(state.weights)
+    assert weights_sha256(got.optimizer) == weights_sha256(state.optimizer)
+
+
+def test_a_run_resumed_from_disk_goes_on_to_the_bit(folder):
+    through = Learner("Test", HYBRID, small_settings(), seed=3)
+    through.add(segments([64]))
+    through.update()
+    folder.save(through.checkpoint(), keep=1)
+    resumed = Learner("Test", HYBRID, small_settings(), seed=4)
+    resumed.restore(folder.load_latest())
+    for one in (through, resumed):
+        one.add(segments([64], seed=1))
+        one.update()
+    assert resumed.weights_sha256 == through.weights_sha256
+
+
+def test_only_the_newest_are_kept_and_the_rolling_one_is_apart(folder):
+    for trained in (100, 200, 300):
+        folder.save(state_at(trained), keep=2)
+        folder.save_recovery(state_at(trained + 50, version=trained))
+    assert names(folder) == ["recovery-000000000350-0300", "checkpoint-000000000300", "checkpoint-000000000200"]
+    assert folder.load_latest().trained == 350
+
+
+def test_saving_the_same_again_changes_nothing_and_another_lineage_gets_a_name_of_its_own(folder):
+    first = folder.save(state_at(100, version=2), keep=5)
+    assert folder.save(state_at(100, version=2), keep=5) == first
+    assert folder.save(state_at(100, version=7), keep=5).name == "checkpoint-000000000100-0007"
+    assert folder.load_latest().version == 7
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "empty"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_last_good_one_offered(folder, file, damage):
+    good, bad = folder.save(state_at(100), keep=5), folder.save(state_at(200), keep=5)
+    content = bytearray((bad / file).read_bytes())
+    if damage == "gone":
+        (bad / file).unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        (bad / file).write_bytes({"flip": content, "cut": content[:-3], "empty": b""}[damage])
+    with pytest.raises(DamagedCheckpoint, match=f"{bad.name}.*{good.name}") as refused:
+        folder.load_latest()
+    assert refused.value.last_good == good
+    assert load(good).trained == 100
+
+
+def test_when_none_is_good_it_says_so(folder):
+    bad = folder.save(state_at(100), keep=5)
+    (bad / "state.json").write_text("[]")
+    with pytest.raises(DamagedCheckpoint, match="no other is good") as refused:
+        folder.load_latest()
+    assert refused.value.last_good is None
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_same_steps(folder):
+    bad = folder.save(state_at(100), keep=5)
+    (bad / "state.json").write_text("{")
+    assert folder.save(state_at(100), keep=5) == bad
+    assert folder.load_latest().trained == 100
+
+
+def test_another_format_is_refused_with_the_remedy(folder):
+    path = folder.save(state_at(100), keep=5) / "state.json"
+    state = json.loads(path.read_text())
+    state["format"] = 2
+    del state["sha256"]
+    state["sha256"] = checkpoints._sha256(checkpoints._canonical(state))
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="format 2"):
+        folder.load_latest()
+
+
+def test_no_checkpoint_is_an_error(folder):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        folder.load_latest()
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_crash_while_saving_leaves_the_old_ones_and_the_next_save_works(folder, monkeypatch, step):
+    folder.save(state_at(100), keep=1)
+    calls = 0
+
+    def crash(handle):
+        nonlocal calls
+        calls += 1
+        if calls > step:
+            raise OSError("power failure")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    try:
+        folder.save(state_at(200), keep=1)
+    except OSError:
+        assert folder.load_latest().trained in (100, 200)
+    monkeypatch.undo()
+    folder.save(state_at(300), keep=1)
+    assert names(folder) == ["checkpoint-000000000300"]
+    assert [path.name for path in folder.path.iterdir()] == ["checkpoint-000000000300"]
+
+
+def test_weights_with_nan_are_never_saved(folder):
+    state = state_at(100)
+    state.weights["actor.log_sigma"][0] = np.nan
+    with pytest.raises(CheckpointError, match="log_sigma"):
+        folder.save(state, keep=5)
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\\b", "a\0b", ".hidden", "a:b"])
+def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
+    with pytest.raises(CheckpointError, match="rename the behavior"):
+        CheckpointFolder(tmp_path, name)

@@ -1,0 +1,134 @@
+"""Real runs of the `sparring` command, watched through what they print and write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONFIG = """
+behaviors:
+  Balance:
+    hyperparameters: {{batch_size: 128, buffer_size: {buffer_size}, learning_rate: 0.0003, num_epoch: {num_epoch}}}
+    network_settings: {{hidden_units: 32, num_layers: 1}}
+    max_steps: {max_steps}
+    time_horizon: 64
+    summary_freq: {summary_freq}
+    checkpoint_interval: 1000000
+simulators:
+  - {{name: balance, count: {count}, areas: 8}}
+pipeline:
+  mode: {mode}
+  recovery_interval: 1
+  restarts: {{backoff_s: 0.1}}
+"""
+
+
+def config(path: Path, **values: Any) -> Path:
+    """Writes a small configuration."""
+    defaults = {
+        "buffer_size": 2048,
+        "num_epoch": 3,
+        "max_steps": 40_000,
+        "summary_freq": 2048,
+        "count": 2,
+        "mode": "overlap",
+    }
+    file = path / "config.yaml"
+    file.write_text(CONFIG.format(**{**defaults, **values}))
+    return file
+
+
+class Training:
+    """One `sparring train`, its lines collected as they come."""
+
+    def __init__(self, results: Path, *arguments: str, run_id: str = "run") -> None:
+        self.directory = results / run_id
+        command = [sys.executable, "-m", "services", "train", *arguments]
+        command += ["--results-dir", str(results), "--run-id", run_id]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+        )
+        self.lines: list[str] = []
+        self._arrived = threading.Condition()
+        self._ended = False
+        self._collector = threading.Thread(target=self._collect, daemon=True)
+        self._collector.start()
+
+    def _collect(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                with self._arrived:
+                    self.lines.append(line.rstrip())
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._ended = True
+            self._arrived.notify_all()
+
+    def wait_for(self, found: Callable[[list[str]], bool], timeout_s: float = 60.0) -> None:
+        """Returns when `found(lines)`; fails at the end of the run or the deadline."""
+        with self._arrived:
+            held = self._arrived.wait_for(lambda: self._ended or found(self.lines), timeout_s)
+            if not held or not found(self.lines):
+                self.process.kill()
+                raise AssertionError("not seen in time:\n" + "\n".join(self.lines))
+
+    def updates(self, count: int) -> None:
+        """Returns after `count` more console lines of a behavior."""
+        before = len(progress(self.lines))
+        self.wait_for(lambda lines: len(progress(lines)) >= before + count)
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Waits for the end; returns the exit status."""
+        try:
+            status = self.process.wait(timeout_s)
+            self._collector.join(10)
+            return status
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError("did not end:\n" + "\n".join(self.lines)) from None
+
+    def pid(self, part: str) -> int:
+        """Process id of the present start of a part."""
+        found = [entry["pid"] for entry in self.log() if entry["event"] == "started" and entry["part"] == part]
+        return int(found[-1])
+
+    def kill(self, part: str) -> None:
+        """Kills a part without warning."""
+        os.kill(self.pid(part), signal.SIGKILL)
+
+    def log(self) -> list[dict[str, Any]]:
+        """The supervisor's log."""
+        text = (self.directory / "logs" / "supervisor.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The summary."""
+        return dict(json.loads((self.directory / "summary.json").read_text()))
+
+    def simulator_steps(self) -> int:
+        """Steps that the built-in simulators have counted themselves."""
+        total = 0
+        for path in sorted((self.directory / "logs").glob("simulator-*.stderr")):
+            for line in path.read_text().splitlines():
+                if line.startswith("{"):
+                    total += sum(json.loads(line)["steps"].values())
+        return total
+
+
+def progress(lines: list[str]) -> list[str]:
+    """Console lines of behaviors."""
+    return [line for line in lines if line.startswith("Balance") and " step " in line]
+
+
+def balanced(books: dict[str, int]) -> bool:
+    """Whether produced is the sum of all other terms."""
+    return books["produced"] == sum(value for term, value in books.items() if term != "produced")

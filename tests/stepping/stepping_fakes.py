@@ -1,0 +1,276 @@
+"""A fake policy, fake simulators that keep books of their own, and a reader of the parts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.messages.service import BehaviorSteps
+from pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
+from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from pipeline.stepping.stepper import Chosen
+
+SPEC = BehaviorSpec(
+    observations=(
+        ObservationSpec(name="number", shape=(1,)),
+        ObservationSpec(name="pixels", shape=(1, 2, 2), dtype="uint8", kind="image"),
+    ),
+    actions=ActionSpec(continuous=2, discrete=(3, 2)),
+)
+MASKS = SPEC.actions.mask_size
+
+
+class FakePolicy:
+    """Encodes what it saw in what it chooses: the raw sample is the number, the executed action its half."""
+
+    def __init__(self, version: int = 1) -> None:
+        self.version = version
+        self.calls: list[int] = []
+
+    def act(self, observations: tuple[Any, ...], masks: Any) -> Chosen:
+        number = observations[0][:, 0]
+        self.calls.append(len(number))
+        assert observations[1].shape == (len(number), 1, 2, 2)
+        assert (observations[1][:, 0, 0, 0] == number.astype(np.int64) % 256).all()
+        assert masks is None or masks.shape == (len(number), MASKS)
+        continuous = np.stack([number, np.full_like(number, self.version)], 1)
+        discrete = np.stack([number % 3, number % 2], 1).astype(np.int32)
+        return Chosen(continuous=continuous, executed=continuous / 2, discrete=discrete, log_probs=-number)
+
+
+Recorded = tuple[int, float, float]
+"""A step: number of its observation, reward, group reward."""
+
+
+@dataclass
+class FakeAgent:
+    agent: int
+    steps: list[Recorded] = field(default_factory=list)
+    seen: int = 0
+    deciding: bool = False
+    acted: bool = False
+
+
+class FakeSimulator:
+    """Agents that decide, end and begin as `rng` says; checks every Act.
+
+    Args:
+        number: of the simulator.
+        rng: makes every choice.
+        ids: behavior ids.
+        agents: how many agents each behavior begins with.
+        steady: every agent decides in every frame and none ends.
+    """
+
+    def __init__(
+        self, number: int, rng: random.Random, ids: tuple[str, ...] = ("A",), agents: int = 2, *, steady: bool = False
+    ) -> None:
+        self.number = number
+        self.rng = rng
+        self.ids = ids
+        self.steady = steady
+        self.specs = dict.fromkeys(ids, SPEC)
+        self.living: dict[str, dict[int, FakeAgent]] = {text: {} for text in ids}
+        self.past: list[FakeAgent] = []
+        self.counted: Counter[str] = Counter()
+        self.sequence = 0
+        self.asked: dict[str, list[FakeAgent]] = {}
+        self.waiting = False
+        self._agents = agents
+        self._numbers = number * 100_000
+
+    @property
+    def steps(self) -> list[list[Recorded]]:
+        """The steps of each life that had some."""
+        lives = [*self.past, *(agent for agents in self.living.values() for agent in agents.values())]
+        return [life.steps for life in lives if life.steps]
+
+    def frame(self) -> Step:
+        """The next Step."""
+        assert not self.waiting
+        self.waiting = True
+        ids = list(self.ids)
+        self.rng.shuffle(ids)
+        reports = [self._report(text) for text in ids if self.steady or self.sequence == 0 or self.rng.random() < 0.9]
+        step = Step(sequence=self.sequence, reports=tuple(reports))
+        self.sequence += 1
+        return step
+
+    def take(self, act: Act) -> None:
+        """The answer arrived: it must be for the frame, for every decision, in their order."""
+        assert self.waiting
+        assert act.sequence == self.sequence - 1
+        self.waiting = False
+        answered = {actions.behavior: actions for actions in act.actions}
+        assert len(answered) == len(act.actions)
+        assert set(answered) == {text for text, agents in self.asked.items() if agents}
+        for text, actions in answered.items():
+            agents = self.asked[text]
+            assert actions.agents.tolist() == [agent.agent for agent in agents]
+            assert actions.continuous[:, 0].tolist() == [agent.seen / 2 for agent in agents]
+            assert actions.discrete.tolist() == [[agent.seen % 3, agent.seen % 2] for agent in agents]
+            for agent in agents:
+                agent.deciding, agent.acted = False, True
+        self.asked = {}
+
+    # ---------------------------------------------------------------- inside
+
+    def _report(self, text: str) -> BehaviorReport:
+        living = self.living[text]
+        ended = [] if self.steady else [agent for agent in living.values() if agent.acted and self.rng.random() < 0.15]
+        ends = self._ends(text, ended) if ended or self.rng.random() < 0.1 else None
+        again = [agent.agent for agent in ended if self.rng.random() < 0.6]
+        new = self._agents if self.sequence == 0 else 0 if self.steady else self.rng.choice([0, 0, 0, 0, 1, 3])
+        free = [number for number in range(-3, 40) if number not in living and number not in again]
+        self.rng.shuffle(free)
+        for number in [*again, *free[:new]]:
+            living[number] = FakeAgent(number)
+        rows = [a for a in living.values() if not a.acted or self.steady or self.rng.random() < 0.7]
+        self.rng.shuffle(rows)
+        self.asked[text] = rows
+        decisions = self._decisions(text, rows) if rows or self.rng.random() < 0.1 else None
+        return BehaviorReport(behavior=text, decisions=decisions, ends=ends)
+
+    def _ends(self, text: str, ended: list[FakeAgent]) -> Ends:
+        rewards, group_rewards = self._settle(text, ended)
+        for agent in ended:
+            self.past.append(self.living[text].pop(agent.agent))
+        n = len(ended)
+        return Ends(
+            agents=np.array([agent.agent for agent in ended], np.int64),
+            groups=np.zeros(n, np.int64),
+            observations=self._observations(n)[1],
+            rewards=rewards,
+            group_rewards=group_rewards,
+            interrupted=np.array([agent.seen % 2 == 0 for agent in ended], bool),
+            outcomes=np.full(n, 0.5, np.float32) if self.rng.random() < 0.5 else None,
+        )
+
+    def _decisions(self, text: str, rows: list[FakeAgent]) -> Decisions:
+        rewards, group_rewards = self._settle(text, rows)
+        numbers, observations = self._observations(len(rows))
+        for agent, number in zip(rows, numbers, strict=True):
+            agent.seen, agent.deciding, agent.acted = number, True, False
+        masks = np.zeros((len(rows), MASKS), bool)
+        masks[:, 0] = True
+        return Decisions(
+            agents=np.array([agent.agent for agent in rows], np.int64),
+            groups=np.array([agent.agent % 3 if agent.agent > 0 else 0 for agent in rows], np.int64),
+            observations=observations,
+            rewards=rewards,
+            group_rewards=group_rewards,
+            masks=masks if not self.steady and self.rng.random() < 0.5 else None,
+        )
+
+    def _settle(self, text: str, rows: list[FakeAgent]) -> tuple[Any, Any]:
+        rewards = np.arange(len(rows), dtype=np.float32) + self.sequence
+        for agent, reward in zip(rows, rewards.tolist(), strict=True):
+            if agent.acted:
+                agent.steps.append((agent.seen, reward, reward / 2))
+                self.counted[BehaviorId.parse(text).name] += 1
+        return rewards, rewards / 2
+
+    def _observations(self, n: int) -> tuple[list[int], tuple[Any, ...]]:
+        numbers = list(range(self._numbers, self._numbers + n))
+        self._numbers += n
+        column = np.array(numbers, np.float32).reshape(n, 1)
+        pixels = np.array([number % 256 for number in numbers], np.uint8).reshape(n, 1, 1, 1)
+        return numbers, (column, np.broadcast_to(pixels, (n, 1, 2, 2)).copy())
+
+
+@dataclass
+class ReadAgent:
+    agent: int
+    simulator: int
+    team: int
+    group: int
+    seen: int | None = None
+    acted: bool = False
+    steps: list[Recorded] = field(default_factory=list)
+
+
+class Reader:
+    """Reads the parts of one behavior name as assembly does, slot by slot, and refuses contradictions."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, ReadAgent] = {}
+        self.past: list[ReadAgent] = []
+        self.completed = 0
+        self.began: int | None = None
+        self.tick = 0
+        self.lives: set[int] = set()
+        self.versions: list[int] = []
+
+    @property
+    def steps(self) -> list[list[Recorded]]:
+        """The steps of each life that had some."""
+        return [life.steps for life in [*self.past, *self.slots.values()] if life.steps]
+
+    @property
+    def waiting(self) -> int:
+        """Decisions without an action."""
+        return sum(agent.seen is not None and not agent.acted for agent in self.slots.values())
+
+    def read(self, part: BehaviorSteps) -> None:
+        if self.began is None:
+            self.began = part.produced_before
+        assert part.produced_before == self.began + self.completed
+        assert part.tick >= self.tick
+        self.tick = part.tick
+        for slot in [] if part.lost is None else part.lost.tolist():
+            self.past.append(self.slots.pop(slot))
+        if part.ended is not None:
+            for row, slot in enumerate(part.ended.slots.tolist()):
+                self._complete(slot, part.ended, row)
+                self.past.append(self.slots.pop(slot))
+        if part.joined is not None:
+            self._join(part.joined)
+        if part.reported is not None:
+            slots = part.reported.slots.tolist()
+            assert len(set(slots)) == len(slots)
+            for row, slot in enumerate(slots):
+                self._complete(slot, part.reported, row)
+                self.slots[slot].seen = int(part.reported.observations[0][row, 0])
+        if part.acted is not None:
+            self._act(part.acted)
+
+    def _complete(self, slot: int, record: Any, row: int) -> None:
+        agent = self.slots[slot]
+        assert bool(record.completed[row]) == agent.acted
+        if agent.acted:
+            assert agent.seen is not None
+            agent.steps.append((agent.seen, float(record.rewards[row]), float(record.group_rewards[row])))
+            agent.acted = False
+            self.completed += 1
+
+    def _join(self, joined: Any) -> None:
+        for row, slot in enumerate(joined.slots.tolist()):
+            agent = int(joined.agents[row])
+            known = self.slots.get(slot)
+            if joined.fresh[row]:
+                assert known is None
+                assert agent not in self.lives
+                known = None
+            self.lives.add(agent)
+            place = int(joined.simulators[row]), int(joined.teams[row]), int(joined.groups[row])
+            if known is None:
+                self.slots[slot] = ReadAgent(agent, *place)
+            else:
+                assert known.agent == agent
+                known.simulator, known.team, known.group = place
+
+    def _act(self, acted: Any) -> None:
+        slots = acted.slots.tolist()
+        assert len(set(slots)) == len(slots)
+        for row, slot in enumerate(slots):
+            agent = self.slots[slot]
+            assert not agent.acted
+            assert acted.continuous[row, 0] == agent.seen
+            assert acted.log_probs[row] == -float(agent.seen or 0)
+            assert acted.versions[row] == acted.continuous[row, 1]
+            agent.acted = True
+            self.versions.append(int(acted.versions[row]))

@@ -1,0 +1,80 @@
+"""Slots and rosters against dictionaries."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.stepping.agents import Roster, SlotTable
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from([1, 5, 16, 17, 40, 300]))
+def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) -> None:
+    """`take` gives the lowest free slots up to the limit; a slot has one owner; each life has a number of its own."""
+    rng = random.Random(seed)
+    table, taken, lives = SlotTable(limit), set[int](), set[int]()
+    for _ in range(40):
+        n = rng.randrange(0, 25)
+        if len(taken) + n > limit:
+            with pytest.raises(OverflowError):
+                table.take(n)
+        else:
+            slots = table.take(n)
+            assert slots.tolist() == [slot for slot in range(limit + n) if slot not in taken][:n]
+            taken.update(slots.tolist())
+            table.begin(slots, np.zeros(n, np.int64), 0, 0)
+            new = table.agents[slots].tolist()
+            assert not lives & set(new)
+            lives.update(new)
+            assert len(lives) == table.agents.max(initial=0)
+        gone = rng.sample(sorted(taken), rng.randrange(len(taken) + 1))
+        table.give_back(np.array(gone, np.int32))
+        taken -= set(gone)
+        assert table.taken == len(taken)
+        assert set(np.flatnonzero(table.live).tolist()) == taken
+
+
+def test_the_table_grows_to_the_most_agents_alive_and_not_beyond() -> None:
+    """Slots are used again, so a thousand lives one after the other need no more room than one."""
+    table = SlotTable(1000)
+    for _ in range(1000):
+        slots = table.take(1)
+        table.begin(slots, np.zeros(1, np.int64), 0, 0)
+        table.give_back(slots)
+    assert len(table.live) == 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_roster_finds_what_a_dictionary_finds(seed: int) -> None:
+    """`find`, `add` and `remove` keep ids and slots together, whatever the order of the ids."""
+    rng = random.Random(seed)
+    roster, twin = Roster(), dict[int, int]()
+    for slot in range(0, 400, 10):
+        new = [i for i in rng.sample(range(-50, 10**12, 10**10), 4) if i not in twin]
+        slots = [slot + k for k in range(len(new))]
+        roster.add(np.array(new, np.int64), np.array(slots, np.int32))
+        twin.update(zip(new, slots, strict=True))
+        gone = rng.sample(sorted(twin), rng.randrange(len(twin) + 1) // 2)
+        roster.remove(np.array([twin.pop(i) for i in gone], np.int32))
+        asked = rng.sample(range(-50, 10**12, 10**10), 20) + list(twin)
+        assert roster.find(np.array(asked, np.int64)).tolist() == [twin.get(i, -1) for i in asked]
+        assert sorted(roster.slots.tolist()) == sorted(twin.values())
+
+
+def test_what_a_roster_remembers_ends_with_a_removal() -> None:
+    """The shortcut for a frame with the same ids as the last one is not taken after an agent was removed."""
+    roster = Roster()
+    ids, slots = np.array([7, 3], np.int64), np.array([0, 1], np.int32)
+    roster.add(ids, slots)
+    roster.remember(ids, slots)
+    assert roster.same_as_last(np.array([7, 3]))
+    assert roster.last_slots().tolist() == [0, 1]
+    assert not roster.same_as_last(np.array([3, 7]))
+    roster.remove(slots[:1])
+    assert not roster.same_as_last(np.array([7, 3]))

@@ -1,0 +1,243 @@
+"""Everything malformed in a report is refused with its code, the field and, where there is one, the agent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from stepping_fakes import MASKS, SPEC, FakePolicy
+
+from pipeline.errors import RemoteProtocolError
+from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from pipeline.stepping.connections import Connection
+from pipeline.stepping.door import check_report
+from pipeline.stepping.stepper import Stepper
+
+AGENTS = (11, 22, 33)
+
+
+def observations(n: int = 3) -> tuple[Any, ...]:
+    return np.zeros((n, 1), np.float32), np.zeros((n, 1, 2, 2), np.uint8)
+
+
+def decisions(**changed: Any) -> Decisions:
+    n = len(AGENTS)
+    return replace(
+        Decisions(
+            agents=np.array(AGENTS, np.int64),
+            groups=np.zeros(n, np.int64),
+            observations=observations(),
+            rewards=np.zeros(n, np.float32),
+            group_rewards=np.zeros(n, np.float32),
+            masks=np.zeros((n, MASKS), bool),
+            matches=np.zeros(n, np.int64),
+        ),
+        **changed,
+    )
+
+
+def ends(**changed: Any) -> Ends:
+    n = len(AGENTS)
+    return replace(
+        Ends(
+            agents=np.array(AGENTS, np.int64),
+            groups=np.zeros(n, np.int64),
+            observations=observations(),
+            rewards=np.zeros(n, np.float32),
+            group_rewards=np.zeros(n, np.float32),
+            interrupted=np.zeros(n, bool),
+            outcomes=np.ones(n, np.float32),
+            matches=np.zeros(n, np.int64),
+        ),
+        **changed,
+    )
+
+
+def f32(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+def numbers(*values: float) -> tuple[Any, ...]:
+    return np.array(values, np.float32).reshape(-1, 1), observations(len(values))[1]
+
+
+BOTH = [
+    ("groups_short", {"groups": np.zeros(2, np.int64)}, "shape", ["groups", "2 rows"]),
+    ("rewards_long", {"rewards": f32(0, 0, 0, 0)}, "shape", ["rewards", "4 rows"]),
+    ("group_rewards_short", {"group_rewards": f32(0)}, "shape", ["group_rewards"]),
+    ("matches_short", {"matches": np.zeros(1, np.int64)}, "shape", ["matches"]),
+    ("nan_reward", {"rewards": f32(0, np.nan, 0)}, "not_finite", ["rewards", "agent 22"]),
+    ("infinite_group_reward", {"group_rewards": f32(0, 0, -np.inf)}, "not_finite", ["group_rewards", "agent 33"]),
+    ("opposite_infinities", {"rewards": f32(0, np.inf, -np.inf)}, "not_finite", ["rewards", "agent 22"]),
+    ("negative_group", {"groups": np.array([0, 1, -4])}, "group", ["groups", "-4", "agent 33"]),
+    ("huge_group", {"groups": np.array([2**31, 1, 1])}, "group", ["groups", str(2**31), "agent 11"]),
+    ("no_column", {"observations": observations()[:1]}, "shape", ["observations", "1 columns"]),
+    ("one_column_more", {"observations": (*observations(), *observations())}, "shape", ["observations", "4 columns"]),
+    ("rows_missing", {"observations": observations(2)}, "shape", ["observations['number']", "(2, 1)"]),
+    (
+        "other_shape",
+        {"observations": (observations()[0], np.zeros((3, 2, 2, 1), np.uint8))},
+        "shape",
+        ["observations['pixels']", "(3, 2, 2, 1)"],
+    ),
+    (
+        "other_dtype",
+        {"observations": (observations()[0], np.zeros((3, 1, 2, 2), np.float32))},
+        "dtype",
+        ["observations['pixels']", "float32"],
+    ),
+    ("nan_seen", {"observations": numbers(0, 0, np.nan)}, "not_finite", ["observations['number']", "agent 33"]),
+    (
+        "both_infinities_seen",
+        {"observations": numbers(0, -np.inf, np.inf)},
+        "not_finite",
+        ["observations['number']", "agent 22"],
+    ),
+]
+DECISIONS = [
+    ("narrow_masks", {"masks": np.zeros((3, MASKS - 1), bool)}, "masks", ["masks"]),
+    ("masks_of_two", {"masks": np.zeros((2, MASKS), bool)}, "masks", ["masks"]),
+    (
+        "branch_closed",
+        {"masks": np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 1], [1, 1, 1, 0, 0]], bool)},
+        "masks",
+        ["branch 0", "agent 33"],
+    ),
+    ("last_branch_closed", {"masks": np.array([[0, 0, 0, 1, 1]] * 3, bool)}, "masks", ["branch 1", "agent 11"]),
+]
+ENDS = [
+    ("interrupted_short", {"interrupted": np.zeros(2, bool)}, "shape", ["ends.interrupted"]),
+    ("outcomes_short", {"outcomes": f32(1)}, "shape", ["ends.outcomes"]),
+    ("outcome_above", {"outcomes": f32(1, 1.5, 0)}, "shape", ["outcomes", "1.5"]),
+    ("outcome_nan", {"outcomes": f32(1, 1, np.nan)}, "shape", ["outcomes", "nan"]),
+]
+CASES = [
+    *((f"decisions-{name}", decisions(**changed), None, code, said) for name, changed, code, said in BOTH + DECISIONS),
+    *((f"ends-{name}", None, ends(**changed), code, said) for name, changed, code, said in BOTH + ENDS),
+]
+
+
+@pytest.mark.parametrize(("made", "ended", "code", "said"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_a_malformed_report_is_refused_by_code_field_and_agent(
+    made: Decisions | None, ended: Ends | None, code: str, said: list[str]
+) -> None:
+    """Each mistake gives its code of docs/protocol.md and names behavior, field and the first wrong agent."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_report(BehaviorReport(behavior="Ball?team=3", decisions=made, ends=ended), SPEC)
+    assert caught.value.code == code
+    for words in ("Ball?team=3", "decisions" if ended is None and code != "masks" else "", *said):
+        assert words in caught.value.got
+    assert caught.value.expected
+    assert caught.value.remedy
+
+
+def test_the_largest_finite_numbers_are_accepted() -> None:
+    """A sum that would overflow is no reason to refuse finite numbers."""
+    largest = np.full(3, np.finfo(np.float32).max, np.float32)
+    check_report(BehaviorReport(behavior="A", decisions=decisions(rewards=largest, group_rewards=-largest)), SPEC)
+
+
+def test_no_rows_are_a_good_report() -> None:
+    """Columns of length 0 are what a simulator without decisions or ends may send."""
+    none, nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+    empty = decisions(
+        agents=none,
+        groups=none,
+        observations=observations(0),
+        rewards=nothing,
+        group_rewards=nothing,
+        masks=np.empty((0, MASKS), bool),
+        matches=none,
+    )
+    check_report(BehaviorReport(behavior="A", decisions=empty), SPEC)
+
+
+# ---------------------------------------------------------------- a whole Step
+
+
+@pytest.fixture
+def stepper() -> Stepper:
+    stepper = Stepper({"A": FakePolicy()}, max_agents=5)
+    stepper.connect(1, 7, {"A": SPEC, "A?team=1": SPEC})
+    return stepper
+
+
+def step(sequence: int = 0, *reports: BehaviorReport) -> Step:
+    return Step(sequence=sequence, reports=reports)
+
+
+def report(text: str = "A", made: Decisions | None = None, ended: Ends | None = None) -> BehaviorReport:
+    return BehaviorReport(behavior=text, decisions=made, ends=ended)
+
+
+REFUSED = [
+    (step(1), "sequence", "Step 1"),
+    (step(0, report("C")), "unknown_behavior", "'C'"),
+    (step(0, report(), report()), "duplicate_behavior", "'A'"),
+    (step(0, report("A", decisions(agents=np.array([4, 9, 4])))), "duplicate_agent", "agent 4"),
+    (step(0, report("A", None, ends(agents=np.array([5, 6, 6])))), "duplicate_agent", "agent 6"),
+    (step(0, report("A", None, ends())), "unknown_agent", "agent 11"),
+    (step(0, report("A?team=1", None, ends())), "unknown_agent", "A?team=1"),
+    (step(0, report("A", decisions(rewards=f32(0, 0, np.nan)))), "not_finite", "agent 33"),
+]
+
+
+@pytest.mark.parametrize(("refused", "code", "said"), REFUSED, ids=[f"{case[1]}-{i}" for i, case in enumerate(REFUSED)])
+def test_a_step_that_contradicts_what_is_known_is_refused(stepper: Stepper, refused: Step, code: str, said: str) -> None:
+    """A refused Step leaves nothing behind: no frame, no agent, no step."""
+    with pytest.raises(RemoteProtocolError, match=said) as caught:
+        stepper.receive(1, refused, now=0.0)
+    assert caught.value.code == code
+    assert stepper.wake(now=0.0).parts == []
+    assert stepper.behaviors["A"].table.taken == 0
+
+
+def test_too_many_agents_are_refused_at_the_door_not_in_the_wake_up(stepper: Stepper) -> None:
+    """The limit counts agents of frames that were received and not yet taken over; others never notice."""
+    stepper.connect(2, 8, {"A": SPEC})
+    stepper.receive(1, step(0, report("A", decisions())), now=0.0)
+    with pytest.raises(RemoteProtocolError, match="at most 5 agents") as caught:
+        stepper.receive(2, step(0, report("A", decisions())), now=0.0)
+    assert caught.value.code == "too_large"
+    stepper.disconnect(2)
+    stepper.wake(now=0.0)
+    assert stepper.behaviors["A"].table.taken == 3
+
+
+def test_both_teams_of_one_step_count_for_the_limit(stepper: Stepper) -> None:
+    """Teams of one name share its slots."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        stepper.receive(1, step(0, report("A", decisions()), report("A?team=1", decisions())), now=0.0)
+    assert caught.value.code == "too_large"
+
+
+def test_another_spec_for_a_known_name_is_refused(stepper: Stepper) -> None:
+    """All simulators and teams of one behavior name share one spec; the refusal changes nothing."""
+    other = replace(SPEC, observations=SPEC.observations[:1])
+    with pytest.raises(RemoteProtocolError, match="'A'") as caught:
+        stepper.connect(2, 8, {"New": SPEC, "A?team=2": other})
+    assert caught.value.code == "specs"
+    with pytest.raises(RemoteProtocolError):
+        stepper.add_behaviors(1, {"A?team=2": other})
+    assert set(stepper.behaviors) == {"A"}
+    assert set(stepper.connections) == {1}
+    assert set(stepper.connections[1].seats) == {"A", "A?team=1"}
+
+
+def test_a_simulator_that_comes_back_takes_its_own_place(stepper: Stepper) -> None:
+    """A new connection with a living one's number ends that one and says which it was."""
+    assert stepper.connect(2, 7, {"A": SPEC}) == 1
+    stepper.wake(now=0.0)
+    assert set(stepper.connections) == {2}
+    stepper.disconnect(2)
+    assert stepper.connect(3, 7, {"A": SPEC}) is None
+
+
+def test_a_refused_step_does_not_move_the_sequence() -> None:
+    """`check` counts a Step only where it accepts it."""
+    connection = Connection(number=0)
+    with pytest.raises(RemoteProtocolError):
+        connection.check(step(0, report("A")))
+    assert connection.sequence == 0
