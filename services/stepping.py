@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import ByteStream, TaskGroup
 
 from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError
@@ -307,6 +308,8 @@ class Stepping:
         async with self._turn:
             wake = self.stepper.wake(self._context.clock(), acting=not self.stopping)
             self._answer(wake)
+            if wake.acts:  # the writers go first: simulators compute while the steps are handed on
+                await anyio.lowlevel.checkpoint()
             self._tell()
             if wake.parts:
                 self._context.waiting_for = "credit for steps"

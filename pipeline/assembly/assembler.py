@@ -178,19 +178,28 @@ class Assembler:
         if not told.any():
             return
         whole = slots[told]
-        last = slots[told & gone & (block.groups[slots] != 0)]
-        # Members of a group that end together saw the same group rewards; the one that lived longest saw most.
-        order = last[np.argsort(-block.episode_lengths[last], kind="stable")]
-        _, first = np.unique(block.groups[order], return_index=True)
         self.episodes.append(
             Episodes(
                 returns=block.episode_returns[whole].astype(np.float32),
                 lengths=block.episode_lengths[whole].astype(np.int32),
-                group_returns=block.episode_group_returns[order[np.sort(first)]].astype(np.float32),
+                group_returns=self._group_returns(slots[told & gone]),
                 teams=block.teams[whole],
                 outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told].copy(),
             )
         )
+
+    def _group_returns(self, last: Slots) -> NDArray[np.float32]:
+        """One return for each group whose last agents are `last`.
+
+        Members of a group that end together saw the same group rewards; the one that lived longest saw most.
+        """
+        block = self.block
+        last = last[block.groups[last] != 0]
+        if not last.size:
+            return np.empty(0, np.float32)
+        order = last[np.argsort(-block.episode_lengths[last], kind="stable")]
+        _, first = np.unique(block.groups[order], return_index=True)
+        return block.episode_group_returns[order[np.sort(first)]].astype(np.float32)
 
     # ---------------------------------------------------------------- messages
 

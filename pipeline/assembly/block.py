@@ -111,14 +111,15 @@ class Block:
         """Gives slots to agents; one that is here already keeps its open segment."""
         slots = joined.slots
         self._grow_slots(slots)
-        new = slots[~(self.live[slots] & (self.agents[slots] == joined.agents))]
+        stranger = ~(self.live[slots] & (self.agents[slots] == joined.agents))
+        new = slots[stranger]
         self.seen[new] = False
         self.acted[new] = False
         self.lengths[new] = 0
         self.episode_returns[new] = 0.0
         self.episode_group_returns[new] = 0.0
         self.episode_lengths[new] = 0
-        self.known[slots] = joined.fresh | self.known[slots] & ~np.isin(slots, new)
+        self.known[slots] = joined.fresh | self.known[slots] & ~stranger
         self.live[slots] = True
         self.agents[slots] = joined.agents
         self.groups[slots] = joined.groups

@@ -54,6 +54,11 @@ class Source:
         """Steps it has produced or may still produce."""
         return max(self.allowance, self.produced) if self.alive else self.produced
 
+    @property
+    def missing(self) -> int:
+        """Steps it has completed that neither came in segments nor are known to be lost."""
+        return max(0, self.produced - self.received - self.lost)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
@@ -164,19 +169,20 @@ class Ledger:
         source.origins[segments.origin] = (segments.sequence, segments.orphaned)
         source.received += len(segments.log_probs)
         source.produced = max(source.produced, segments.received)
+        lost = min(lost, source.missing)  # what came by an earlier assembly start is not lost
         source.lost += lost
         self._note("assembly", segments.origin, lost, "open or not yet sent at the crash")
         return lost
 
     def source_gone(self, name: str) -> None:
         """A source died or was replaced: its permit returns; its steps are lost unless they still come."""
-        self._source(name).alive = False
+        self._bury(self._source(name))
 
     def source_closed(self, name: str) -> int:
         """All that a dead source's steps became has arrived; returns the steps newly found lost."""
         source = self._source(name)
-        source.alive = False
-        lost = max(0, source.produced - source.received - source.lost)
+        self._bury(source)
+        lost = source.missing
         source.lost += lost
         self._note("stepping", name, lost, "not yet acknowledged by assembly")
         return lost
@@ -222,12 +228,18 @@ class Ledger:
         }
 
     def next_cut(self) -> bool:
-        """Makes a new cut, in `cut`, when a whole buffer waits and was not cut for yet."""
+        """Makes a new cut, in `cut`, when a whole buffer waits and was not cut for yet.
+
+        Once more for the same buffer where the learner stays idle though half a buffer was produced since:
+        among what waits are then steps that a crash took and that nobody has missed so far.
+        """
         basis = self.done + self.training
-        if self.waiting < self.buffer_size or basis == self._cut_at:
+        marks = self._marks()
+        since = sum(steps - self.cut.marks.get(name, 0) for name, steps in marks.items())
+        again = not self.training and 2 * since >= self.buffer_size
+        if self.waiting < self.buffer_size or (basis == self._cut_at and not again):
             return False
         self._cut_at = basis
-        marks = {name: source.produced for name, source in self.sources.items() if source.alive}
         self.cut = Cut(serial=self.cut.serial + 1, marks=marks)
         return True
 
@@ -250,8 +262,8 @@ class Ledger:
         for name in _SAVED:
             setattr(self, name, plain[name])
         for name, saved in plain["sources"].items():
-            origins = {origin: (last, orphaned) for origin, (last, orphaned) in saved.pop("origins").items()}
-            self.sources[name] = Source(**saved, origins=origins)
+            origins = {origin: (last, orphaned) for origin, (last, orphaned) in saved["origins"].items()}
+            self.sources[name] = Source(**{**saved, "origins": origins})
         self.cut = Cut(**plain["cut"])
         self.incidents = [Incident(**incident) for incident in plain["incidents"]]
         self._told = len(self.incidents)
@@ -259,14 +271,27 @@ class Ledger:
     # ---------------------------------------------------------------- inside
 
     def _source(self, name: str) -> Source:
-        return self.sources.setdefault(name, Source())
+        if name not in self.sources:
+            self.sources[name] = Source()
+            self._cut_at = -1
+        return self.sources[name]
+
+    def _bury(self, source: Source) -> None:
+        if source.alive:
+            source.alive = False
+            self._cut_at = -1  # a cut that waits for it may never be completed
+
+    def _marks(self) -> dict[str, int]:
+        """What a cut waits for: all that living sources have produced, and of a dead one what has arrived."""
+        marks = {name: source.produced for name, source in self.sources.items() if source.alive}
+        return marks | {name: 0 for name, source in self.sources.items() if not source.alive and source.missing}
 
     def _note(self, stage: str, start: str, steps: int, cause: str) -> None:
         if steps:
             self.incidents.append(Incident(stage=stage, start=start, steps=steps, cause=cause))
 
 
-_SAVED = ("ghost", "stale", "lost_learning", "trained", "version", "_learner", "_learner_stale", "_cut_at")
+_SAVED = ("ghost", "stale", "lost_learning", "trained", "training", "version", "_learner", "_learner_stale", "_cut_at")
 
 
 def _unused(source: Source) -> int:

@@ -22,8 +22,8 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -34,9 +34,10 @@ from pipeline.messages.schema import TAGS, Columns, tag_of
 Buffer = bytes | bytearray | memoryview
 Arrays = list[np.ndarray[Any, Any]]
 Encode = Callable[[Any, Arrays], Any]
-Decode = Callable[[Any, Arrays, str], Any]
+Decode = Callable[[Any, Arrays], Any]
 
 PREFIX: Final = struct.Struct("<II")
+_INT: Final = {int}
 _DTYPES: Final = {text: np.dtype(text) for text in ("<f4", "|u1", "|b1", "<i4", "<i8")}
 
 
@@ -98,10 +99,16 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Any:
             expected="one frame for each array",
             remedy="send exactly the arrays that the header describes",
         )
-    arrays = [_array(frame, 0, *_described(d, limits)) for d, frame in zip(described, frames[1:], strict=True)]
-    for frame, array in zip(frames[1:], arrays, strict=True):
-        if len(frame) != array.nbytes:
-            raise _lying(array, len(frame))
+    arrays: Arrays = []
+    for claim, frame in zip(described, frames[1:], strict=True):
+        layout = _described(claim, limits)
+        if len(frame) != layout.size:
+            raise CodecError(
+                got=f"{len(frame)} bytes for an array {layout}",
+                expected=f"{layout.size} bytes",
+                remedy="send the array that the header describes",
+            )
+        arrays.append(_view(frame, 0, layout))
     return _record(header, arrays)
 
 
@@ -126,27 +133,26 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Any:
         LimitExceeded: more is claimed or held than `limits` allow.
         CodecError: anything else is wrong with it.
     """
-    view = memoryview(message).toreadonly()
-    if len(view) < PREFIX.size:
-        raise CodecError(got=f"{len(view)} bytes", expected=f"at least {PREFIX.size}", remedy="send a length prefix")
-    total, header_size = PREFIX.unpack_from(view)
+    if len(message) < PREFIX.size:
+        raise CodecError(got=f"{len(message)} bytes", expected="a length prefix of 8", remedy="send whole messages")
+    total, header_size = PREFIX.unpack_from(message)
     check_prefix(total, header_size, limits)
-    if len(view) != total:
-        raise CodecError(got=f"{len(view)} bytes", expected=f"{total}", remedy="hand over exactly one message")
-    header, described = _open(view[PREFIX.size : PREFIX.size + header_size], limits)
+    if len(message) != total:
+        raise CodecError(got=f"{len(message)} bytes", expected=f"{total}", remedy="hand over exactly one message")
     at = PREFIX.size + header_size
+    header, described = _open(memoryview(message)[PREFIX.size : at], limits)
     arrays: Arrays = []
     for claim in described:
         at += -at % 8
-        dtype, shape, size = _described(claim, limits)
-        if size > total - at:
+        layout = _described(claim, limits)
+        if layout.size > total - at:
             raise CodecError(
-                got=f"an array of {size} bytes where {max(0, total - at)} remain",
+                got=f"an array of {layout.size} bytes where {max(0, total - at)} remain",
                 expected="arrays that fill the message exactly",
                 remedy="send each array's bytes after the header, padded to 8",
             )
-        arrays.append(_array(view, at, dtype, shape, size))
-        at += size
+        arrays.append(_view(message, at, layout))
+        at += layout.size
     if at + -at % 8 != total:
         raise CodecError(
             got=f"{total - at} bytes after the last array",
@@ -246,44 +252,54 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
     return opened, described
 
 
-def _described(claim: Any, limits: Limits) -> tuple[np.dtype[Any], list[int], int]:
-    """Checks one [dtype, shape] and returns them with the size in bytes."""
+class _Layout(NamedTuple):
+    """What an array's description says."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype.str}{list(self.shape)}"
+
+
+def _described(claim: Any, limits: Limits) -> _Layout:
+    """Checks one [dtype, shape]."""
     if not (isinstance(claim, list) and len(claim) == 2 and isinstance(claim[0], str) and isinstance(claim[1], list)):
         raise CodecError(got=f"array {claim!r:.80}", expected="[dtype, shape]", remedy="see docs/protocol.md")
     text, shape = claim
+    if not {*map(type, shape)} <= _INT:
+        raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
+    return _layout(text, tuple(shape), limits)
+
+
+@lru_cache(maxsize=1024)
+def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _Layout:
+    """The layout of a description; remembered, because the same ones come again and again."""
     dtype = _DTYPES.get(text)
     if dtype is None:
         raise CodecError(got=f"dtype {text!r:.40}", expected=f"one of {sorted(_DTYPES)}", remedy="convert the array")
     if len(shape) > limits.ndim:
         raise _too_much("dimensions in an array", len(shape), limits.ndim)
-    if not all(type(size) is int and size >= 0 for size in shape):
+    if min(shape, default=0) < 0:
         raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
     if max(shape, default=0) > limits.total:
         raise _too_much("entries in a dimension", max(shape), limits.total)
     size = math.prod(shape) * dtype.itemsize
     if size > limits.total:
         raise _too_much("bytes in an array", size, limits.total)
-    return dtype, shape, size
+    return _Layout(dtype, shape, size)
 
 
-def _array(source: Buffer, at: int, dtype: np.dtype[Any], shape: list[int], size: int) -> np.ndarray[Any, Any]:
-    if len(source) - at < size:
-        raise CodecError(
-            got=f"{len(source) - at} bytes for an array {dtype.str}{shape}",
-            expected=f"{size} bytes",
-            remedy="send the array that the header describes",
-        )
-    array = np.frombuffer(source, dtype, math.prod(shape), at) if size else np.empty(0, dtype)
-    array.flags.writeable = False
-    return array.reshape(shape)
-
-
-def _lying(array: np.ndarray[Any, Any], held: int) -> CodecError:
-    return CodecError(
-        got=f"{held} bytes for an array {array.dtype.str}{array.shape}",
-        expected=f"{array.nbytes} bytes",
-        remedy="send the array that the header describes",
-    )
+def _view(source: Buffer, at: int, layout: _Layout) -> np.ndarray[Any, Any]:
+    """A read-only array over bytes of `source`, which hold it."""
+    if not layout.size:
+        array: np.ndarray[Any, Any] = np.empty(layout.shape, layout.dtype)
+    else:
+        array = np.ndarray(layout.shape, layout.dtype, source, at)
+    if array.flags.writeable:
+        array.flags.writeable = False
+    return array
 
 
 def _too_much(what: str, got: int, limit: int) -> LimitExceeded:
@@ -297,7 +313,10 @@ def _record(header: dict[str, Any], arrays: Arrays) -> Any:
     cls = TAGS.get(tag) if isinstance(tag, str) else None
     if cls is None:
         raise CodecError(got=f"type {tag!r:.60}", expected=f"one of {sorted(TAGS)}", remedy="speak the same version")
-    return _decoder(typing.cast("Any", cls))(header["body"], arrays, tag)
+    try:
+        return _decoder(typing.cast("Any", cls))(header["body"], arrays)
+    except _Misfit as misfit:
+        raise misfit.as_error(tag) from None
 
 
 # ---------------------------------------------------------------- compiled from annotations
@@ -324,29 +343,49 @@ def _decoder(cls: Any) -> Decode:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
 
-    def run(body: Any, arrays: Arrays, where: str) -> Any:
+    def run(body: Any, arrays: Arrays) -> Any:
         if not isinstance(body, dict):
-            raise _wrong(where, body, "a map")
+            raise _Misfit(body, "a map")
         values: dict[str, Any] = {}
-        for name, plain in body.items():
-            part = parts.get(name)
-            if part is None:
-                raise CodecError(
-                    got=f"field {name!r:.60} in {where}",
-                    expected=f"one of {sorted(parts)}",
-                    remedy="remove it, or speak the same version",
-                )
-            values[name] = part(plain, arrays, f"{where}.{name}")
-        if missing := required - values.keys():
-            raise CodecError(got=f"{where} without {sorted(missing)}", expected="all of them", remedy="send them")
+        name = ""
+        try:
+            for name, plain in body.items():
+                values[name] = parts[name](plain, arrays)
+        except KeyError:
+            raise _Misfit(_Plain(f"field {name!r:.60}"), f"one of {sorted(parts)}") from None
+        except _Misfit as misfit:
+            raise misfit.within(f".{name}") from None
+        if len(values) < len(parts) and (missing := required - values.keys()):
+            raise _Misfit(_Plain(f"nothing for {sorted(missing)}"), "all fields without a default")
         try:
             return cls(**values)
         except SparringError as error:  # a spec that refuses its own values
-            if isinstance(error, CodecError):
-                raise
-            raise CodecError(got=f"{where}: {error}", expected="a valid record", remedy="correct it") from error
+            raise _Misfit(_Plain(str(error)), "a valid record") from error
 
     return run
+
+
+class _Plain(str):
+    """Words for a message, shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class _Misfit(Exception):
+    """A value that its field does not allow; finds out where it stands on its way up."""
+
+    def __init__(self, got: Any, expected: str) -> None:
+        self._got, self._expected, self._path = got, expected, ""
+        super().__init__()
+
+    def within(self, step: str) -> _Misfit:
+        self._path = step + self._path
+        return self
+
+    def as_error(self, tag: str) -> CodecError:
+        where = f"{tag}{self._path}"
+        return CodecError(got=f"{self._got!r:.200} in {where}", expected=self._expected, remedy="correct the field")
 
 
 @cache
@@ -394,7 +433,7 @@ def _decode_value(hint: Any) -> Decode:
         return _decoder(typing.cast("Any", hint))
     if origin in (types.UnionType, typing.Union):
         inner = _decode_value(next(arg for arg in args if arg is not type(None)))
-        return lambda plain, arrays, where: None if plain is None else inner(plain, arrays, where)
+        return lambda plain, arrays: None if plain is None else inner(plain, arrays)
     if origin is tuple:
         return _decode_tuple(_decode_value(args[0]))
     if origin is dict:
@@ -408,53 +447,66 @@ def _decode_array(columns: Columns) -> Decode:
     dtypes = {_DTYPES[text] for text in columns.dtypes}
     ndim = columns.ndim
 
-    def run(plain: Any, arrays: Arrays, where: str) -> Any:
+    def run(plain: Any, arrays: Arrays) -> Any:
         if type(plain) is not int or not 0 <= plain < len(arrays):
-            raise _wrong(where, plain, f"an index below {len(arrays)} into arrays")
+            raise _Misfit(plain, f"an index below {len(arrays)} into arrays")
         array = arrays[plain]
         if array.dtype not in dtypes or (ndim is not None and array.ndim != ndim):
-            raise _wrong(where, f"{array.dtype.str}{list(array.shape)}", _expected(columns))
+            raise _Misfit(_Plain(f"{array.dtype.str}{list(array.shape)}"), _expected(columns))
         return array
 
     return run
 
 
 def _decode_tuple(item: Decode) -> Decode:
-    def run(plain: Any, arrays: Arrays, where: str) -> Any:
+    def run(plain: Any, arrays: Arrays) -> Any:
         if not isinstance(plain, list):
-            raise _wrong(where, plain, "a list")
-        return tuple(item(one, arrays, f"{where}[{index}]") for index, one in enumerate(plain))
+            raise _Misfit(plain, "a list")
+        values: list[Any] = []
+        try:
+            for one in plain:
+                values.append(item(one, arrays))  # noqa: PERF401 (its length says where it stopped)
+        except _Misfit as misfit:
+            raise misfit.within(f"[{len(values)}]") from None
+        return tuple(values)
 
     return run
 
 
 def _decode_dict(entry: Decode) -> Decode:
-    def run(plain: Any, arrays: Arrays, where: str) -> Any:
+    def run(plain: Any, arrays: Arrays) -> Any:
         if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-            raise _wrong(where, plain, "a map with text keys")
-        return {key: entry(one, arrays, f"{where}[{key!r:.40}]") for key, one in plain.items()}
+            raise _Misfit(plain, "a map with text keys")
+        values: dict[str, Any] = {}
+        key = ""
+        try:
+            for key, one in plain.items():
+                values[key] = entry(one, arrays)
+        except _Misfit as misfit:
+            raise misfit.within(f"[{key!r:.40}]") from None
+        return values
 
     return run
 
 
 def _decode_literal(allowed: tuple[Any, ...]) -> Decode:
-    def run(plain: Any, arrays: Arrays, where: str) -> Any:
+    def run(plain: Any, _arrays: Arrays) -> Any:
         if not isinstance(plain, str) or plain not in allowed:
-            raise _wrong(where, plain, f"one of {allowed}")
+            raise _Misfit(plain, f"one of {allowed}")
         return plain
 
     return run
 
 
 def _decode_plain(hint: type[Any]) -> Decode:
-    def run(plain: Any, arrays: Arrays, where: str) -> Any:
+    def run(plain: Any, _arrays: Arrays) -> Any:
         if type(plain) is hint:
             if hint is float and not math.isfinite(plain):
-                raise _wrong(where, plain, "a finite number")
+                raise _Misfit(plain, "a finite number")
             return plain
         if hint is float and type(plain) is int:
             return float(plain)
-        raise _wrong(where, plain, hint.__name__)
+        raise _Misfit(plain, hint.__name__)
 
     return run
 
@@ -468,7 +520,3 @@ def _columns(hint: Any) -> Columns | None:
 def _expected(columns: Columns) -> str:
     rank = "any shape" if columns.ndim is None else f"{columns.ndim} dimension(s)"
     return f"an array of {' or '.join(columns.dtypes)} with {rank}"
-
-
-def _wrong(where: str, got: Any, expected: str) -> CodecError:
-    return CodecError(got=f"{got!r:.80} in {where}", expected=expected, remedy="correct the field")

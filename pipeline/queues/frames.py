@@ -132,7 +132,7 @@ def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[Update | A
     """
     message = codec.decode(frames[:1])
     if isinstance(message, Update):
-        return message, codec.decode(frames[1:], limits)
+        return message, unpack(Payload(frames[1:], 0), limits)
     return _only(message, Alive), None
 
 

@@ -143,7 +143,8 @@ class ReceivingEnd:
 
     async def _arrival(self) -> None:
         """Waits until there is something to take."""
-        await anyio.lowlevel.checkpoint()
+        if self._closed or self._state.queued_messages:
+            await anyio.lowlevel.checkpoint()
         if self._closed or self._state.queued_messages:
             return
         self._waits += 1

@@ -30,6 +30,7 @@ class SenderState:
         self.share_messages = 0
         self.share_steps = 0
         self.largest = 0
+        self.whole = 0
         self.put_steps = 0
         self.acknowledged_steps = 0
         self.acknowledged_steps_earlier = 0
@@ -80,9 +81,9 @@ class SenderState:
     @property
     def stuck(self) -> Data | None:
         """The message that can never be sent, because a new receiver takes only smaller ones."""
-        if self.largest and self._sent < self._next:
+        if self.whole and self._sent < self._next:
             unsent = self._kept[self._sent - self.acknowledged_messages]
-            if unsent.steps > self.largest:
+            if unsent.steps > self.whole:
                 return unsent
         return None
 
@@ -124,7 +125,8 @@ class SenderState:
         self._answered = max(self._answered, grant.echo)
         self._asked |= grant.ask
         self._forget(min(grant.acknowledged, self._farthest))
-        self.share_messages, self.share_steps, self.largest = grant.messages, grant.steps, grant.largest
+        self.share_messages, self.share_steps = grant.messages, grant.steps
+        self.largest, self.whole = grant.largest, grant.whole
         if grant.missing and grant.echo > self._repaired:
             self._repaired = self._serial
             self._rewind(grant.received)

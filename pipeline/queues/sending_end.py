@@ -135,8 +135,8 @@ class SendingEnd:
             )
         if stuck := state.stuck:
             raise Broken(
-                f"got a receiver that takes at most {state.largest} steps at once, with one of {stuck.steps} kept for "
-                "it; expected the capacity of its predecessor; restart it with that"
+                f"got a receiver that takes at most {state.whole} steps from one sender, with a message of "
+                f"{stuck.steps} kept for it; expected the capacity of its predecessor; restart it with that"
             )
 
     async def _turn(self, steps: int) -> None:

@@ -144,6 +144,7 @@ class Grant:
         messages: messages the sender may have unacknowledged.
         steps: agent-steps in them.
         largest: steps of the largest message.
+        whole: steps of a share with nothing inherited in it; a message above that would wait for ever.
         received: sequence number expected next.
         acknowledged: all before this sequence number are acknowledged.
         missing: some messages sent before the echoed Hello did not arrive: send them again.
@@ -156,6 +157,7 @@ class Grant:
     messages: int
     steps: int
     largest: int
+    whole: int
     received: int
     acknowledged: int
     missing: bool = False

@@ -186,10 +186,14 @@ class Stepper:
         connection.frame = Frame(step=step, received_at=now, newcomers=newcomers)
 
     def permit(self, name: str, permit: Permit) -> None:
-        """Coordination says how far this process may go."""
+        """Coordination says how far this process may go; heard again, a permit does not undo what was given back."""
         behavior = self.behaviors.get(name)
-        if behavior is not None and permit.serial >= behavior.permit.serial:
-            behavior.permit = permit
+        if behavior is None or permit.serial < behavior.permit.serial:
+            return
+        if permit.serial == behavior.permit.serial:
+            allowance = min(permit.allowance, behavior.permit.allowance)
+            permit = Permit(serial=permit.serial, allowance=allowance, version=permit.version)
+        behavior.permit = permit
 
     def rejoin(self) -> None:
         """The reader of the parts is new: tell it of all live agents with the next parts."""
@@ -205,17 +209,16 @@ class Stepper:
             acting: False at the end of a run, when outcomes still count and nobody is answered.
         """
         out = Wake()
-        waiting = [key for _, key in sorted((c.number, key) for key, c in self.connections.items() if c.frame)]
+        waiting = self._waiting()
         gone = [key for key, c in self.connections.items() if c.gone]
         ready = not self._lockstep or self._round_complete() or not acting
         if not (gone or self._rejoin or (waiting and ready)):
             return out
         self._tick += 1
         pieces: dict[str, Pieces] = {}
-        if ready:
-            self._report(waiting, pieces, now)
-            if acting:
-                self._act([key for key in waiting if not self.connections[key].gone], pieces, out, now)
+        self._report(waiting if ready else [key for key in waiting if key in gone], pieces, now)
+        if ready and acting:
+            self._act([key for key in waiting if key not in gone], pieces, out, now)
         self._tell_again(pieces)
         out.parts = [self._part(name, piece) for name, piece in sorted(pieces.items())]
         out.parts += self._close(gone)
@@ -305,24 +308,34 @@ class Stepper:
         connection.pending[name] -= done
         connection.completed[name] = connection.completed.get(name, 0) + done
 
-    def _may_act(self, frame: Frame) -> bool:
+    def _waiting(self) -> list[int]:
+        """Connections with a frame: by number in lockstep, else who has waited longest first."""
+        order = []
+        for key, connection in self.connections.items():
+            if connection.frame is not None:
+                since = 0.0 if self._lockstep else connection.frame.received_at
+                order.append((since, connection.number, key))
+        return [key for _, _, key in sorted(order)]
+
+    def _may_act(self, connection: Connection, frame: Frame) -> bool:
+        """Whether weights and budgets of all that would act or go on acting allow it."""
         for rows in frame.waiting:
             behavior, policy = self.behaviors[rows.name], self._policies.get(rows.name)
             if policy is None or policy.version < behavior.permit.version or behavior.remaining <= 0:
                 return False
-        return True
+        return all(self.behaviors[name].remaining > 0 for name, count in connection.pending.items() if count)
 
     def _act(self, keys: list[int], pieces: dict[str, Pieces], out: Wake, now: float) -> None:
         """Acts for every waiting simulator that the budgets let go on."""
         frames = [(key, self.connections[key]) for key in keys]
         if self._lockstep:
-            admitted = frames if all(c.frame is not None and self._may_act(c.frame) for _, c in frames) else []
+            admitted = frames if all(c.frame is not None and self._may_act(c, c.frame) for _, c in frames) else []
             for _, connection in admitted:
                 self._admit(connection)
         else:
             admitted = []
             for key, connection in frames:
-                if connection.frame is not None and self._may_act(connection.frame):
+                if connection.frame is not None and self._may_act(connection, connection.frame):
                     self._admit(connection)
                     admitted.append((key, connection))
         answers = self._choose(admitted, pieces, out)

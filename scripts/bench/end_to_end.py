@@ -55,7 +55,7 @@ def end_to_end(case: learner_bench.Case, areas: int, warm_s: float, seconds: flo
         config = Path(folder) / "bench.yaml"
         config.write_text(CONFIG.format(batch=case.batch, buffer=case.buffer, areas=areas))
         command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "bench"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
             status = Path(folder) / "bench" / "status.json"
             _wait_for_updates(process, status, 2)
             time.sleep(warm_s)
@@ -135,11 +135,11 @@ def learner_alone(case: learner_bench.Case) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=["a", "b", "a12"], choices=sorted(CASES))
+    parser.add_argument("cases", nargs="*", help="a, b, a12 (default: all)")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--warm", type=float, default=8.0)
     args = parser.parse_args()
-    for name in args.cases:
+    for name in args.cases or CASES:
         key, areas = CASES[name]
         case = learner_bench.CASES[key]
         simulator = simulator_alone(areas, 5.0)

@@ -43,7 +43,11 @@ class Columns:
 
 def columns() -> Columns:
     """15 arrays, 4 KB together."""
-    return Columns(source="stepping-0.1", tick=1, columns=tuple(np.zeros((12, 6), np.float32) for _ in range(14)) + (np.zeros(12, np.float32),))
+    return Columns(
+        source="stepping-0.1",
+        tick=1,
+        columns=tuple(np.zeros((12, 6), np.float32) for _ in range(14)) + (np.zeros(12, np.float32),),
+    )
 
 
 def report(messages: int, wall: float, cpu: float) -> None:
@@ -106,7 +110,9 @@ def measure(label: str, ends: tuple[str, str], arguments: list[str]) -> float:
         results: list[dict[str, Any]] = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
     cost = [1e6 * result["cpu"] / result["messages"] for result in results]
     rate = results[1]["messages"] / results[1]["wall"]
-    print(f"{label:34s} {rate:9,.0f} messages/s  {cost[0]:6.1f} + {cost[1]:6.1f} = {sum(cost):6.1f} us of CPU per message")
+    print(
+        f"{label:34s} {rate:9,.0f} messages/s  {cost[0]:6.1f} + {cost[1]:6.1f} = {sum(cost):6.1f} us of CPU per message"
+    )
     return sum(cost)
 
 
@@ -139,7 +145,9 @@ def compare(messages: int, rate: float, uvloop: bool) -> None:
     print(f"{'ratio':34s} {full / bare:9.2f}")
     if rate:
         paced = str(int(3 * rate))
-        full = measure(f"queue, {rate:,.0f} messages/s", ("put", "get"), ["--messages", paced, "--rate", str(rate), *loop])
+        full = measure(
+            f"queue, {rate:,.0f} messages/s", ("put", "get"), ["--messages", paced, "--rate", str(rate), *loop]
+        )
         print(f"{'ratio':34s} {full / bare:9.2f}")
     began = time.process_time()
     for _ in range(2_000):

@@ -75,7 +75,7 @@ class FakeSimulator:
         self.steady = steady
         self.specs = dict.fromkeys(ids, SPEC)
         self.living: dict[str, dict[int, FakeAgent]] = {text: {} for text in ids}
-        self.past: list[FakeAgent] = []
+        self.past: list[tuple[str, FakeAgent]] = []
         self.counted: Counter[str] = Counter()
         self.sequence = 0
         self.asked: dict[str, list[FakeAgent]] = {}
@@ -83,11 +83,10 @@ class FakeSimulator:
         self._agents = agents
         self._numbers = number * 100_000
 
-    @property
-    def steps(self) -> list[list[Recorded]]:
-        """The steps of each life that had some."""
-        lives = [*self.past, *(agent for agents in self.living.values() for agent in agents.values())]
-        return [life.steps for life in lives if life.steps]
+    def lives(self, name: str) -> list[FakeAgent]:
+        """Every life of a behavior name so far."""
+        lives = [*self.past, *((text, agent) for text, agents in self.living.items() for agent in agents.values())]
+        return [agent for text, agent in lives if BehaviorId.parse(text).name == name]
 
     def frame(self) -> Step:
         """The next Step."""
@@ -138,7 +137,7 @@ class FakeSimulator:
     def _ends(self, text: str, ended: list[FakeAgent]) -> Ends:
         rewards, group_rewards = self._settle(text, ended)
         for agent in ended:
-            self.past.append(self.living[text].pop(agent.agent))
+            self.past.append((text, self.living[text].pop(agent.agent)))
         n = len(ended)
         return Ends(
             agents=np.array([agent.agent for agent in ended], np.int64),

@@ -185,7 +185,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("refused", "code", "said"), REFUSED, ids=[f"{case[1]}-{i}" for i, case in enumerate(REFUSED)])
-def test_a_step_that_contradicts_what_is_known_is_refused(stepper: Stepper, refused: Step, code: str, said: str) -> None:
+def test_a_contradicting_step_is_refused(stepper: Stepper, refused: Step, code: str, said: str) -> None:
     """A refused Step leaves nothing behind: no frame, no agent, no step."""
     with pytest.raises(RemoteProtocolError, match=said) as caught:
         stepper.receive(1, refused, now=0.0)

@@ -1,0 +1,188 @@
+"""Where the conformance suite runs: memory, ZeroMQ, and a link that loses, delays, repeats and reorders."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+
+from pipeline.queues.interface import Capacity
+from pipeline.queues.memory import MemoryHub, MemoryTransport
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.queues.scope import Scope
+from pipeline.queues.sending_end import SendingEnd
+from pipeline.queues.wire import Timing, make_id
+from pipeline.queues.zmq import ZmqTransport
+
+QUEUE = "steps"
+BOARD = "stepping-0"
+VIRTUAL = Timing()
+REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
+
+
+class LossyHub:
+    """A link that does its worst, from one seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.opened = 0
+        self.receivers: dict[str, ReceivingEnd] = {}
+
+    async def carry(self, deliver: Callable[[], None]) -> None:
+        """Delivers after a while, or never, or twice."""
+        for _ in range(self.chance.choice((0, 1, 1, 1, 1, 1, 1, 2))):
+            await anyio.sleep(self.chance.uniform(0.0, 0.05))
+            deliver()
+
+
+class LossyTransport:
+    """Queues over a lossy link."""
+
+    def __init__(self, hub: LossyHub, start: str, timing: Timing) -> None:
+        self._hub = hub
+        self._start = start
+        self._timing = timing
+        self._scope = Scope()
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        self._flights = anyio.create_task_group()
+        await self._flights.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._scope.close()
+        self._flights.cancel_scope.cancel()
+        await self._flights.__aexit__(None, None, None)
+        return await self._scope.__aexit__(exc_type, exc, traceback)
+
+    def abandon(self) -> None:
+        self._scope.close(farewell=False)
+
+    def _id(self, index: int = 0) -> str:
+        self._hub.opened += 1
+        return make_id(self._start, self._hub.opened, index)
+
+    def _post(self, deliver: Callable[[], None]) -> None:
+        self._flights.start_soon(self._hub.carry, deliver)
+
+    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+        index = self._scope.index(name)
+
+        def arrive(message: Any) -> None:
+            receiver = self._hub.receivers.get(name)
+            if receiver is not None:
+                receiver.received(message, end)
+                receiver.settle()
+
+        end = SendingEnd(
+            self._id(index),
+            behavior_id,
+            self._timing,
+            anyio.current_time,
+            pack=lambda record: (record, 0),
+            transmit=lambda message: self._post(lambda: arrive(message)),
+            poll=lambda: None,
+            release=lambda: self._scope.remove(end),
+        )
+        self._scope.add(end, end.timer)
+        return end
+
+    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+        def arrive(sender: SendingEnd, grant: Any) -> None:
+            if not sender.closed:
+                sender.received(grant)
+
+        def release() -> None:
+            self._scope.remove(end)
+            del self._hub.receivers[name]
+
+        end = ReceivingEnd(
+            self._id(),
+            capacity,
+            behavior_id,
+            self._timing,
+            anyio.current_time,
+            unpack=lambda payload: payload,
+            on_discard=lambda _sender, _error: None,
+            transmit=lambda route, grant: self._post(lambda: arrive(route, grant)),
+            poll=lambda: None,
+            release=release,
+        )
+        self._hub.receivers[name] = end
+        self._scope.add(end, end.timer)
+        return end
+
+
+class World:
+    """One place to run in.
+
+    Attributes:
+        kind: "memory", "ipc", "tcp" or "lossy".
+        virtual: time is virtual.
+        timing: intervals of its transports.
+    """
+
+    def __init__(self, kind: str, *, virtual: bool, folder: Path) -> None:
+        self.kind = kind
+        self.virtual = virtual
+        self.timing = VIRTUAL if virtual else REAL
+        self._hub = MemoryHub()
+        self._lossy = LossyHub()
+        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"board:{BOARD}"))}
+        if kind == "tcp":
+            self._endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2))}
+
+    def transport(self, start: str, **timing: float) -> Any:
+        """A transport of one service start, with some intervals changed."""
+        intervals = replace(self.timing, **timing)
+        if self.kind == "memory":
+            return MemoryTransport(self._hub, start=start, timing=intervals)
+        if self.kind == "lossy":
+            return LossyTransport(self._lossy, start, intervals)
+        return ZmqTransport(self._endpoints, start, timing=intervals, reconnect=0.01)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Lets others run until something holds. Real time passes by itself, virtual time must be moved."""
+        while not condition():
+            if self.virtual:
+                await anyio.sleep(0.001)
+            else:
+                await anyio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def pair(self, capacity: Capacity) -> AsyncIterator[tuple[SendingEnd, ReceivingEnd]]:
+        """A sender that has its share, and its receiver."""
+        async with self.transport("sender.1") as ours, self.transport("receiver.1") as theirs:
+            sender = await ours.sender(QUEUE)
+            receiver = await theirs.receiver(QUEUE, capacity)
+            await self.until(lambda: sender.maxlen > 0)
+            yield sender, receiver
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on."""
+    import socket
+
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def short_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder whose path leaves room for a Unix socket's name."""
+    return tempfile.TemporaryDirectory(prefix="q-", dir="/tmp")

@@ -1,0 +1,135 @@
+"""A stepper among fake simulators, with everything that leaves it read and compared."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+from stepping_fakes import FakePolicy, FakeSimulator, Reader
+
+from pipeline.messages.service import Permit
+from pipeline.specs import BehaviorId
+from pipeline.stepping.stepper import Stepper, Wake
+
+MUCH = 10**9
+
+
+class Scene:
+    """Drives a stepper by hand.
+
+    Args:
+        rng: for the simulators.
+        names: behavior names that have a policy.
+        lockstep: act in rounds.
+        expected: simulators of the first round.
+    """
+
+    def __init__(
+        self, rng: random.Random, names: Iterable[str] = ("A", "B"), *, lockstep: bool = False, expected: int = 1
+    ) -> None:
+        self.rng = rng
+        self.policies = {name: FakePolicy() for name in names}
+        self.stepper = Stepper(self.policies, lockstep=lockstep, expected=expected)
+        self.simulators: dict[int, FakeSimulator] = {}
+        self.gone: list[FakeSimulator] = []
+        self.readers: dict[str, Reader] = {}
+        self.serial = 0
+        self.now = 0.0
+
+    def connect(self, key: int, simulator: FakeSimulator) -> FakeSimulator:
+        self.stepper.connect(key, simulator.number, simulator.specs)
+        self.simulators[key] = simulator
+        return simulator
+
+    def disconnect(self, key: int) -> None:
+        self.stepper.disconnect(key)
+        self.gone.append(self.simulators.pop(key))
+
+    def permit(self, name: str, allowance: int, version: int = 0) -> None:
+        self.serial += 1
+        self.stepper.permit(name, Permit(serial=self.serial, allowance=allowance, version=version))
+
+    def permit_all(self, allowance: int = MUCH) -> None:
+        for name in self.stepper.behaviors:
+            self.permit(name, allowance)
+
+    def send(self, *keys: int) -> None:
+        """The next frame of each simulator of `keys`, in that order."""
+        for key in keys:
+            self.now += 1
+            self.stepper.receive(key, self.simulators[key].frame(), self.now)
+
+    def wake(self) -> Wake:
+        """Wakes the stepper; simulators take their acts, readers their parts; checks both."""
+        self.now += 1
+        calls = {name: len(policy.calls) for name, policy in self.policies.items()}
+        wake = self.stepper.wake(self.now)
+        for part in wake.parts:
+            self.readers.setdefault(part.behavior, Reader()).read(part)
+        for key, act, received_at, withheld in wake.acts:
+            assert 0 <= withheld <= self.now - received_at
+            self.simulators[key].take(act)
+        acted = Counter({part.behavior: len(part.acted.slots) for part in wake.parts if part.acted is not None})
+        assert wake.rows == acted.total()
+        for name, policy in self.policies.items():
+            assert policy.calls[calls[name] :] == ([acted[name]] if acted[name] else []), "one pass for all rows"
+        self.check_slots()
+        return wake
+
+    def check_slots(self) -> None:
+        """The stepper and the reader of its parts agree on who is alive, where, and what is awaited."""
+        state = self.stepper.state()
+        for name, behavior in self.stepper.behaviors.items():
+            reader = self.readers.setdefault(name, Reader())
+            table = behavior.table
+            live = {int(slot) for slot in table.live.nonzero()[0]}
+            assert set(reader.slots) == live
+            assert table.taken == len(live) == state[name].agents
+            for slot, agent in reader.slots.items():
+                assert agent.agent == table.agents[slot]
+                assert agent.simulator == table.simulators[slot]
+                assert agent.team == table.teams[slot]
+                assert agent.group == table.groups[slot]
+                assert agent.acted == table.acted[slot]
+            assert state[name].waiting == reader.waiting
+            assert state[name].steps == behavior.produced
+
+    def check_counts(self) -> None:
+        """The stepper's counts are the simulators' own, once every frame was taken over."""
+        counted: Counter[str] = Counter()
+        for simulator in [*self.simulators.values(), *self.gone]:
+            counted.update(simulator.counted)
+        for name, behavior in self.stepper.behaviors.items():
+            assert behavior.produced == counted[name]
+
+    def check_steps(self, name: str) -> None:
+        """Every step that the simulators of one behavior name recorded was told once, in its life's order."""
+        told = sorted(self.readers[name].steps)
+        recorded = sorted(
+            life.steps
+            for simulator in [*self.simulators.values(), *self.gone]
+            for life in simulator.lives(name)
+            if life.steps
+        )
+        assert told == recorded
+
+    def ready(self) -> list[int]:
+        """Keys of simulators that do not wait for an answer."""
+        return [key for key, simulator in self.simulators.items() if not simulator.waiting]
+
+
+def outstanding(scene: Scene, name: str) -> int:
+    """Actions sent out for a behavior name whose outcome has not come."""
+    return sum(
+        agent.acted
+        for simulator in scene.simulators.values()
+        for text, agents in simulator.living.items()
+        if BehaviorId.parse(text).name == name
+        for agent in agents.values()
+    )
+
+
+def hosted(simulator: FakeSimulator, name: str) -> int:
+    """Live agents of a behavior name in one simulator."""
+    return sum(len(agents) for text, agents in simulator.living.items() if BehaviorId.parse(text).name == name)

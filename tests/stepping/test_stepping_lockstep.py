@@ -1,0 +1,131 @@
+"""Lockstep: rounds, in an order that does not depend on who came first."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stepping_fakes import FakeSimulator
+from stepping_scene import Scene
+
+IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
+
+
+def plain(value: Any) -> Any:
+    """A record as plain values, to compare."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def run(seed: int, rounds: int, order: random.Random, simulators: int) -> tuple[list[Any], list[Any]]:
+    """All parts and acts of a run whose frames arrive in the order that `order` chooses, with idle wake-ups between."""
+    rng = random.Random(seed)
+    scene = Scene(rng, lockstep=True, expected=simulators)
+    numbers = list(range(simulators))
+    seeds = [rng.random() for _ in numbers]
+    ids = [rng.choice(IDS) for _ in numbers]
+    order.shuffle(numbers)
+    for number in numbers:  # the key of a connection follows its arrival, its number does not
+        scene.connect(len(scene.simulators), FakeSimulator(number, random.Random(seeds[number]), ids[number], 4))
+    by_key = {key: simulator.number for key, simulator in scene.simulators.items()}
+    parts, acts = [], []
+    for index in range(rounds):
+        for name, behavior in scene.stepper.behaviors.items():
+            scene.permit(name, behavior.produced + 3 * (index % 3))
+        ready = scene.ready()
+        order.shuffle(ready)
+        for position, key in enumerate(ready):
+            scene.send(key)
+            if position < len(ready) - 1:
+                assert not scene.wake().parts, "a round begins when all have come"
+        wake = scene.wake()
+        parts += [plain(part) for part in wake.parts]
+        acts.append(sorted((by_key[key], plain(act)["actions"]) for key, act, *_ in wake.acts))
+        admitted = {key for key, *_ in wake.acts}
+        assert admitted in (set(), set(scene.simulators)), "all act or none"
+    assert scene.stepper.deterministic
+    scene.check_counts()
+    for part in parts:
+        part.pop("tick")
+    return parts, acts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    order=st.integers(0, 2**32),
+    rounds=st.integers(1, 12),
+    simulators=st.integers(1, 4),
+)
+def test_the_order_of_arrival_changes_nothing(seed: int, order: int, rounds: int, simulators: int) -> None:
+    """The same frames in another order give the same parts and the same acts."""
+    assert run(seed, rounds, random.Random(0), simulators) == run(seed, rounds, random.Random(order), simulators)
+
+
+def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> None:
+    """A forward pass sees simulators by number, agents by id; each simulator gets its own order."""
+    scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
+    scene.connect(1, FakeSimulator(9, random.Random(1), agents=5, steady=True))
+    scene.connect(2, FakeSimulator(4, random.Random(2), agents=5, steady=True))
+    scene.permit("A", 1000)
+    for _ in range(3):
+        scene.send(1, 2)
+        joined_rows = [(s.number, agent.agent, agent.seen) for s in scene.simulators.values() for agent in s.asked["A"]]
+        (part,) = scene.wake().parts  # each simulator checks its own answer
+        assert part.acted is not None
+        numbers = part.acted.continuous[:, 0].tolist()
+        assert numbers == [seen for _, _, seen in sorted(joined_rows)]
+
+
+def test_the_first_round_waits_for_all_simulators_of_the_supervisor() -> None:
+    """Nobody acts before the expected number of simulators has connected and sent its first frame."""
+    scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
+    scene.connect(1, FakeSimulator(1, random.Random(1), agents=1, steady=True))
+    scene.send(1)
+    assert not scene.wake().parts
+    scene.connect(2, FakeSimulator(2, random.Random(2), agents=1, steady=True))
+    assert not scene.wake().parts
+    scene.permit("A", 1000)
+    scene.send(2)
+    assert len(scene.wake().acts) == 2
+
+
+def test_one_behavior_at_its_budget_holds_the_whole_round() -> None:
+    """In lockstep all simulators act together or wait together, with their outcomes taken over."""
+    scene = Scene(random.Random(0), lockstep=True, expected=2)
+    scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
+    scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=2, steady=True))
+    scene.permit("A", 1000)
+    scene.permit("B", 2)
+    scene.send(1, 2)
+    assert len(scene.wake().acts) == 2
+    scene.send(1, 2)
+    assert not scene.wake().acts
+    assert [scene.stepper.behaviors[name].produced for name in ("A", "B")] == [2, 2]
+    scene.permit("B", 3)
+    assert len(scene.wake().acts) == 2
+
+
+def test_a_simulator_that_leaves_ends_the_promise_and_not_the_run() -> None:
+    """After a simulator is gone the rest goes on by itself, and the state says that the promise is off."""
+    scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
+    for key in (1, 2):
+        scene.connect(key, FakeSimulator(key, random.Random(key), agents=2, steady=True))
+    scene.permit("A", 1000)
+    scene.send(1, 2)
+    scene.wake()
+    scene.send(2)
+    assert not scene.wake().acts
+    scene.disconnect(1)
+    wake = scene.wake()
+    assert [key for key, *_ in wake.acts] == [2]
+    assert not scene.stepper.deterministic
+    scene.send(2)
+    assert scene.wake().acts
