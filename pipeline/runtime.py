@@ -85,7 +85,7 @@ class Context:
         transport: opens queues and boards.
         stop: set when the service is to end in order.
         log: structlog logger with run, service and behavior bound.
-        clock: seconds, only rising.
+        clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for what people read.
         compute: runs long work beside the loop.
         registry: the service's numbers.

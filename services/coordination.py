@@ -21,7 +21,16 @@ import anyio
 from pipeline.coordination.ledger import Ledger
 from pipeline.errors import Closed
 from pipeline.files import write_atomically
-from pipeline.messages.service import Cuts, LearnerState, Permit, Permits, RunState, Segments, SteppingState
+from pipeline.messages.service import (
+    BehaviorSpecs,
+    Cuts,
+    LearnerState,
+    Permit,
+    Permits,
+    RunState,
+    Segments,
+    SteppingState,
+)
 from pipeline.queues.interface import Board, Delivery, ReceivingQueue, SendingQueue, Subscription
 from pipeline.runtime import Context, follow, publish_metrics, start_name
 from pipeline.specs import BehaviorSpec
@@ -105,9 +114,11 @@ class Coordination:
 
     def stepping(self, latest: Mapping[str, Any]) -> None:
         """A stepping service says where it stands."""
-        state = latest.get("state")
-        if not isinstance(state, SteppingState):
+        specs, state = latest.get("specs"), latest.get("state")
+        if not (isinstance(state, SteppingState) and isinstance(specs, BehaviorSpecs)):
             return
+        for behavior, spec in specs.behaviors.items():
+            self._specs.setdefault(behavior, spec)
         name = start_name(state.source)
         former = self._sources.get(name)
         if former is not None and former != state.source:
@@ -116,7 +127,6 @@ class Coordination:
         self._sources[name] = state.source
         for behavior, produced in state.behaviors.items():
             route = self.routes[behavior]
-            self._specs.setdefault(behavior, produced.spec)
             route.ledger.stepped(state.source, produced)
         self.publish()
 

@@ -1,7 +1,7 @@
 """The process around one learner.
 
 consumes       Segments from "updates:NAME"; the behavior's spec and highest version from coordination
-produces       PolicyWeights and its state on its board; checkpoints in the run folder
+produces       PolicyWeights on the board "policy-NAME"; its state on its own; checkpoints in the run folder
 waits for      the spec, then enough segments for an update
 unblocked by   coordination, which cuts open segments whenever a whole buffer waits
 
@@ -31,11 +31,14 @@ from pipeline.specs import BehaviorSpec
 class Learning:
     """A learner with its queue, its board and its checkpoints."""
 
-    def __init__(self, context: Context, learner: Learner, board: Board, receiver: ReceivingQueue) -> None:
+    def __init__(
+        self, context: Context, learner: Learner, board: Board, policies: Board, receiver: ReceivingQueue
+    ) -> None:
         settings = context.run.settings
         self._context = context
         self._learner = learner
         self._board = board
+        self._policies = policies
         self._receiver = receiver
         self._pipeline = settings.pipeline
         self._behavior = settings.behaviors[learner.behavior]
@@ -95,7 +98,7 @@ class Learning:
         """Publishes the state, after the weights where they are new: a permit then never comes before them."""
         learner = self._learner
         if weights:
-            self._board.publish("weights", learner.weights())
+            self._policies.publish("weights", learner.weights())
         self._board.publish(
             "state",
             LearnerState(
@@ -213,6 +216,7 @@ async def run(context: Context) -> None:
     """Learns until stopped; then saves what there is."""
     name = context.service.partition("-")[2]
     board = await context.transport.board(context.service)
+    policies = await context.transport.board(f"policy-{name}")  # apart: its readers are few and its records large
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
@@ -228,7 +232,7 @@ async def run(context: Context) -> None:
         spec, versions = await _wait_for_spec(context, coordination, name)
         behavior = context.run.settings.behaviors[name]
         learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
-        learning = Learning(context, learner, board, receiver)
+        learning = Learning(context, learner, board, policies, receiver)
         await learning.begin(versions)
         await learning.loop()
         context.waiting_for = "the end"

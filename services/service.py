@@ -7,14 +7,15 @@ import os
 import secrets
 import signal
 import sys
+import time
 from pathlib import Path
 
 import anyio
-from pipeline.queues.zmq import ZmqTransport
 
 from pipeline import logs
 from pipeline.errors import SparringError
 from pipeline.hosting import UNUSABLE, end_with_supervisor
+from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
 from services.topology import ServicePlan, load_run, plan_of
 
@@ -65,6 +66,7 @@ async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], st
                 transport=transport,
                 stop=stop,
                 log=logs.get(start=start),
+                clock=time.monotonic,
             )
             await plan.load()(context)
         tasks.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 """The process around stepping.
 
-consumes       Step and others from simulators, over stream sockets; PolicyWeights from the learners'
+consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy
                boards; permits from coordination's board
 produces       Act to simulators; StepBatch on "steps"; its state on its board
 waits for      frames; permits and weights for those it has; credit for steps
@@ -20,7 +20,7 @@ from anyio.abc import ByteStream, TaskGroup
 from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError
 from pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
-from pipeline.messages.service import Permits, PolicyWeights, StepBatch, SteppingState
+from pipeline.messages.service import BehaviorSpecs, Permits, PolicyWeights, StepBatch, SteppingState
 from pipeline.messages.simulator import (
     VERSION,
     Behaviors,
@@ -104,6 +104,7 @@ class Stepping:
         self._wake = anyio.Event()
         self._told: dict[str, int] = {}
         self._told_agents: dict[str, bool] = {}
+        self._specs_told = 0
         self._turn = anyio.Lock()
         self._deserted = anyio.Event()
         self.stopping = False
@@ -342,6 +343,10 @@ class Stepping:
     def publish(self) -> None:
         """Publishes the state."""
         behaviors = self.stepper.state()
+        if len(behaviors) != self._specs_told:
+            self._specs_told = len(behaviors)
+            specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
+            self._board.publish("specs", BehaviorSpecs(behaviors=specs))
         for name, produced in behaviors.items():
             self._told[name] = produced.steps
             self._told_agents[name] = produced.agents > 0
@@ -430,7 +435,7 @@ async def run(context: Context) -> None:
     stepping = Stepping(context, board, sender)
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
-    learners = [await transport.subscribe(f"learning-{name}") for name in settings.behaviors]
+    learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]
     listener = await listen(context.run.addresses[context.service])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_accept, listener, stepping, tasks)

@@ -392,6 +392,7 @@ class Tasks:
                     transport=transport,
                     stop=stop,
                     log=logs.get(service=plan.name),
+                    clock=time.monotonic,
                 )
                 await plan.load()(context)
 

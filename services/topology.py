@@ -126,7 +126,8 @@ def build(
         resumed=resumed,
     )
     plans = _services(settings, stepping)
-    names = [*run.capacities, *(f"board:{plan.name}" for plan in plans)]
+    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors)]
+    names = [*run.capacities, *(f"board:{board}" for board in boards)]
     return Topology(run=run, endpoints=_endpoints(names, sockets), services=plans, simulators=tuple(simulators))
 
 

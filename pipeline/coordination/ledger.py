@@ -200,7 +200,9 @@ class Ledger:
         lost = 0
         if state.start != self._learner:
             held = taken_earlier - self.stale - self.ghost - self.lost_learning
-            lost = max(0, held - state.trained)
+            # It may have trained before we heard of it: that was not restored.
+            own = state.taken - state.training - state.buffered - state.stale
+            lost = max(0, held - (state.trained - own))
             self.lost_learning += lost
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
             self._learner, self._learner_stale = state.start, 0

@@ -292,7 +292,6 @@ class Produced:
     """What one source has done for one behavior since it started.
 
     Attributes:
-        spec: of the behavior.
         steps: completed steps.
         serial: of the permit it works on.
         allowance: what it keeps of that permit: less than granted where it gives the rest back.
@@ -300,12 +299,18 @@ class Produced:
         waiting: live agents whose decision waits for a permit or for weights.
     """
 
-    spec: BehaviorSpec
     steps: int
     serial: int
     allowance: int
     agents: int
     waiting: int
+
+
+@record("behavior_specs")
+class BehaviorSpecs:
+    """What simulators have said of their behaviors, by name."""
+
+    behaviors: dict[str, BehaviorSpec]
 
 
 @record("stepping_state")

@@ -83,6 +83,7 @@ class ReceivingEnd:
     ) -> None:
         self._state = ReceiverState(receiver, capacity, timing, unpack, on_discard)
         self._behavior_id = behavior_id
+        self._timing = timing
         self._clock = clock
         self._transmit = transmit
         self._poll = poll
@@ -190,7 +191,9 @@ class ReceivingEnd:
         """Sends what is due after something arrived, and wakes those who wait for it."""
         if self._getters and self._state.queued_messages:
             self._arrived.set()
-        self._send_grants(self._clock())
+        now = self._clock()
+        self._send_grants(now)
+        self.timer.advance(now + self._timing.peer_timeout)  # the first sender's silence is to be noticed too
 
     def discard(self) -> None:
         """Something arrived that was no message at all."""

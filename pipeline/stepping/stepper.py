@@ -426,7 +426,6 @@ class Stepper:
             behavior.permit = Permit(serial=permit.serial, allowance=behavior.produced, version=permit.version)
         frames = [c.frame for c in self.connections.values() if c.frame is not None]
         return Produced(
-            spec=behavior.spec,
             steps=behavior.produced,
             serial=behavior.permit.serial,
             allowance=behavior.permit.allowance,

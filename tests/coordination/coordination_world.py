@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def segments(
 
 def produced(steps: int, serial: int, allowance: int, agents: int) -> Produced:
     """A source's word on where it stands."""
-    return Produced(spec=SPEC, steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
+    return Produced(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
 
 
 @dataclass
@@ -143,6 +144,8 @@ class Pipeline:
         self.rng = rng
         self.overlap, self.buffer_size, self.horizon = overlap, buffer_size, horizon
         self.processes = len(simulators)
+        # A frame of each process; in lockstep a round is one.
+        self.frames = sum(max(sizes) if overlap else sum(sizes) for sizes in simulators)
         self.numbers = 0
         self.truly_lost: set[int] = set()
         self.unheard = 0
@@ -158,7 +161,6 @@ class Pipeline:
         self.arrived = 0  # of these, how many coordination has got
         # coordination
         self.ledger = self._new_ledger()
-        self.route_sources: dict[str, str] = {}
         self.routed: deque[Message] = deque()  # handed on, not taken by the learner yet
         self.taken_before = self.acknowledged_earlier = self.acknowledged = 0
         self.released = self.acknowledged_messages = 0
@@ -295,10 +297,9 @@ class Pipeline:
         message = self.unacknowledged[self.arrived]
         self.arrived += 1
         service = message.record.source.rpartition(".")[0]
-        former = self.route_sources.get(service)
-        if former is not None and former != message.record.source:
-            self.ledger.source_closed(former)
-        self.route_sources[service] = message.record.source
+        for earlier in takewhile(lambda known: known != message.record.source, list(self.ledger.sources)):
+            if earlier.rpartition(".")[0] == service:
+                self.ledger.source_closed(earlier)
         self.ledger.routed(message.record)
         self.routed.append(message)
 
@@ -336,7 +337,6 @@ class Pipeline:
         state = {
             "ledger": self.ledger.to_plain(),
             "taken": self.taken_before + self.acknowledged,
-            "sources": self.route_sources,
         }
         return json.dumps(state)
 
@@ -435,7 +435,6 @@ class Pipeline:
         self.ledger = self._new_ledger()
         self.ledger.restore(state["ledger"])
         self.taken_before, self.acknowledged, self.acknowledged_earlier = state["taken"], 0, 0
-        self.route_sources = state["sources"]
         self.heard = set()
         self.routed.clear()
         self.arrived = self.released = self.acknowledged_messages = 0
@@ -496,10 +495,6 @@ class Pipeline:
         )
 
     # ---------------------------------------------------------------- the truth
-
-    def frame(self, stepping: Stepping) -> int:
-        """Steps of the largest frame of a process; in lockstep a round is one."""
-        return max(stepping.sizes, default=0) if self.overlap else sum(stepping.sizes)
 
     def open(self) -> list[int]:
         """Steps that are in some stage."""

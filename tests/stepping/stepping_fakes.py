@@ -39,7 +39,9 @@ class FakePolicy:
         assert masks is None or masks.shape == (len(number), MASKS)
         continuous = np.stack([number, np.full_like(number, self.version)], 1)
         discrete = np.stack([number % 3, number % 2], 1).astype(np.int32)
-        return Chosen(continuous=continuous, executed=continuous / 2, discrete=discrete, log_probs=-number)
+        return Chosen(
+            continuous=continuous, executed=continuous * np.float32(0.5), discrete=discrete, log_probs=-number
+        )
 
 
 Recorded = tuple[int, float, float]
