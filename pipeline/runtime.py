@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio.abc import Listener
 
 from pipeline.errors import Closed
 from pipeline.metrics import Registry
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
 from pipeline.settings.model import Settings
+from pipeline.stepping.listening import listen
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -88,6 +90,7 @@ class Context:
         clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for what people read.
         compute: runs long work beside the loop.
+        listen: opens the endpoint for simulators.
         registry: the service's numbers.
     """
 
@@ -101,6 +104,7 @@ class Context:
     clock: Clock = anyio.current_time
     wall_clock: Clock = time.time
     compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
+    listen: Callable[[str], Awaitable[Listener[Any]]] = listen
     registry: Registry = field(init=False)
     waiting_for: str = ""
 

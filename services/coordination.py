@@ -67,6 +67,11 @@ class Route:
         sender.on_acknowledged(self._note_acknowledged)
 
     @property
+    def steps(self) -> int:
+        """Steps that have come and that the learner has not acknowledged."""
+        return sum(delivery.steps for delivery in self.held) + self.receiver.statistics().queued_steps
+
+    @property
     def releasable(self) -> int:
         """Deliveries that the learner has acknowledged and assembly still keeps."""
         return self._acknowledged - self._released
@@ -160,12 +165,17 @@ class Coordination:
                 self._said[source] = said
                 self._board.publish(f"permits:{start_name(source)}", Permits(source=source, behaviors=granted))
         if cuts:
-            latest = {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
-            self._board.publish("cuts", Cuts(behaviors=latest))
+            self.save()  # a later start must not give the serial to another cut
+            self.publish_cuts()
         general = (len(self._specs), all(route.done for route in self.routes.values()))
         if self._said.get("run") != general:
             self._said["run"] = general
             self._board.publish("run", self.state())
+
+    def publish_cuts(self) -> None:
+        """Publishes the latest cut of each behavior."""
+        latest = {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
+        self._board.publish("cuts", Cuts(behaviors=latest))
 
     def state(self) -> RunState:
         """The run as it stands."""
@@ -175,7 +185,7 @@ class Coordination:
             finished=all(route.done for route in routes.values()),
             specs=dict(self._specs),
             books={name: route.ledger.books() for name, route in routes.items()},
-            routed={name: sum(delivery.steps for delivery in route.held) for name, route in routes.items()},
+            routed={name: route.steps for name, route in routes.items()},
             versions={name: route.ledger.version for name, route in routes.items()},
             reward_mean_last100={
                 name: sum(route.last_returns) / len(route.last_returns)
@@ -306,6 +316,7 @@ async def run(context: Context) -> None:
     coordination.restore()
     if context.run.resumed and context.first:
         coordination.close_former_run()
+    coordination.publish_cuts()
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     learners = {name: await context.transport.subscribe(f"learning-{name}") for name in coordination.routes}
     async with anyio.create_task_group() as tasks:

@@ -20,7 +20,7 @@ from anyio.abc import ByteStream, TaskGroup
 from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError
 from pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
-from pipeline.messages.service import BehaviorSpecs, Permits, PolicyWeights, StepBatch, SteppingState
+from pipeline.messages.service import BehaviorSpecs, BehaviorSteps, Permits, PolicyWeights, StepBatch, SteppingState
 from pipeline.messages.simulator import (
     VERSION,
     Behaviors,
@@ -38,12 +38,13 @@ from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
-from pipeline.stepping.listening import listen
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.stepper import Stepper, Wake
 
 _RECEIVE = 256 * 1024
 _PARTING_S = 2.0
+_BATCH_ROWS = 256  # steps that are worth a message
+_GATHER_S = 0.01
 
 
 @dataclass(eq=False)
@@ -105,6 +106,9 @@ class Stepping:
         self._told: dict[str, int] = {}
         self._told_agents: dict[str, bool] = {}
         self._specs_told = 0
+        self._outbox: list[BehaviorSteps] = []
+        self._outbox_rows = 0
+        self._filled = anyio.Event()
         self._turn = anyio.Lock()
         self._deserted = anyio.Event()
         self.stopping = False
@@ -311,12 +315,31 @@ class Stepping:
             self._answer(wake)
             if wake.acts:  # the writers go first: simulators compute while the steps are handed on
                 await anyio.lowlevel.checkpoint()
-            self._tell()
             if wake.parts:
-                self._context.waiting_for = "credit for steps"
-                batch = StepBatch(source=self._context.start, parts=tuple(wake.parts))
-                await self._sender.put(batch, max(1, wake.rows))
+                self._outbox += wake.parts
+                self._outbox_rows += max(1, wake.rows)
+                self._filled.set()
+            if self._outbox_rows >= _BATCH_ROWS or not wake.acts or self.stepper.withheld:
+                await self._hand_on()
+            self._tell()
             self._context.waiting_for = self._waits_for()
+
+    async def _hand_on(self) -> None:
+        """Sends assembly what has gathered."""
+        if self._outbox:
+            batch, rows = StepBatch(source=self._context.start, parts=tuple(self._outbox)), self._outbox_rows
+            self._outbox, self._outbox_rows = [], 0
+            self._context.waiting_for = "credit for steps"
+            await self._sender.put(batch, rows)
+
+    async def hand_on_in_time(self) -> None:
+        """Sends what has gathered at the latest after a moment, however little it is."""
+        while True:
+            await self._filled.wait()
+            await anyio.sleep(_GATHER_S)
+            self._filled = anyio.Event()
+            async with self._turn:
+                await self._hand_on()
 
     def _answer(self, wake: Wake) -> None:
         for key, act, received_at, withheld_s in wake.acts:
@@ -365,6 +388,7 @@ class Stepping:
         registry = self._context.registry
         self.publish()
         registry.gauge("simulators", len(self.stepper.connections))
+        registry.gauge("outbox", self._outbox_rows)
         for name, behavior in self.stepper.behaviors.items():
             registry.gauge(f"agents/{name}", float(behavior.table.live.sum()))
             registry.reach(f"steps/{name}", behavior.produced)
@@ -380,6 +404,8 @@ class Stepping:
             if self._peers:
                 await self._deserted.wait()
         await self._step()
+        async with self._turn:
+            await self._hand_on()
 
     def _waits_for(self) -> str:
         if not self.stepper.connections:
@@ -436,7 +462,7 @@ async def run(context: Context) -> None:
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
     learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]
-    listener = await listen(context.run.addresses[context.service])
+    listener = await context.listen(context.run.addresses[context.service])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_accept, listener, stepping, tasks)
         tasks.start_soon(follow, coordination, stepping.permits)
@@ -444,6 +470,7 @@ async def run(context: Context) -> None:
             tasks.start_soon(follow, subscription, stepping.weights)
         tasks.start_soon(stepping.watch_silence)
         tasks.start_soon(stepping.loop)
+        tasks.start_soon(stepping.hand_on_in_time)
         tasks.start_soon(publish_metrics, context, board, stepping.refresh)
         context.waiting_for = "simulators"
         await context.stop.wait()

@@ -29,7 +29,7 @@ LAYERS["stepping"] = _STAGE | {"networks"}
 LAYERS["learning"] = _STAGE | {"networks"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["hosting"] = {"errors", "logs"}
-LAYERS["runtime"] = _STAGE | {"settings", "logs"}
+LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")
 LIGHT = ("torch", "zmq", "anyio", "pydantic", "structlog")

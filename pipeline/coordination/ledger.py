@@ -19,10 +19,28 @@ new name; what the old one had counted stays counted.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.messages.service import Books, Cut, LearnerState, Permit, Produced, Segments
+
+
+@dataclass(slots=True)
+class Origin:
+    """One start of assembly, as far as it concerns one source.
+
+    Attributes:
+        began: steps the source had produced when this start first heard of it.
+        sequence: of its last message.
+        received: steps that came in its messages.
+        orphaned: steps it could not record.
+    """
+
+    began: int
+    sequence: int = 0
+    received: int = 0
+    orphaned: int = 0
 
 
 @dataclass(slots=True)
@@ -33,21 +51,37 @@ class Source:
         serial: of the permit it was given last.
         allowance: steps it may produce, cumulative.
         produced: steps it has completed, as far as known.
-        received: of these, steps that came in segments.
-        lost: of these, steps that a crash took before they came.
-        origins: by assembly start that sent its segments, the last sequence number and the orphans.
+        origins: by assembly start that sent its segments, in their order.
         agents: live agents; without any it needs no permit.
         alive: the process runs.
+        closed: all that it produced and that was not lost has come.
     """
 
     serial: int = 0
     allowance: int = 0
     produced: int = 0
-    received: int = 0
-    lost: int = 0
-    origins: dict[str, tuple[int, int]] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
     agents: int = 0
     alive: bool = True
+    closed: bool = False
+
+    @property
+    def received(self) -> int:
+        """Steps that came in segments."""
+        return sum(origin.received for origin in self.origins.values())
+
+    @property
+    def lost(self) -> int:
+        """Steps that a crash took before they came.
+
+        An assembly start has the steps from its beginning to that of the next one. What came late of an
+        earlier start is taken off again.
+        """
+        if self.closed:
+            return max(0, self.produced - self.received)
+        origins = list(self.origins.values())
+        lost = sum(after.began - one.began - one.received for one, after in itertools.pairwise(origins))
+        return lost + (origins[-1].orphaned if origins else 0)
 
     @property
     def committed(self) -> int:
@@ -56,7 +90,7 @@ class Source:
 
     @property
     def missing(self) -> int:
-        """Steps it has completed that neither came in segments nor are known to be lost."""
+        """Steps it has produced that neither came nor are known to be lost."""
         return max(0, self.produced - self.received - self.lost)
 
 
@@ -160,17 +194,14 @@ class Ledger:
             Steps newly found lost. Segments sent again after our own restart count nothing twice.
         """
         source = self._source(segments.source)
-        sequence, orphaned = source.origins.get(segments.origin, (0, 0))
-        if segments.sequence <= sequence:
+        before = source.lost
+        origin = source.origins.setdefault(segments.origin, Origin(segments.began if source.origins else 0))
+        if segments.sequence <= origin.sequence:
             return 0
-        lost = segments.orphaned - orphaned
-        if not sequence:  # a new assembly start: what the source had produced by then and never came is lost
-            lost += max(0, segments.began - source.received - source.lost)
-        source.origins[segments.origin] = (segments.sequence, segments.orphaned)
-        source.received += len(segments.log_probs)
+        origin.sequence, origin.orphaned = segments.sequence, segments.orphaned
+        origin.received += len(segments.log_probs)
         source.produced = max(source.produced, segments.received)
-        lost = min(lost, source.missing)  # what came by an earlier assembly start is not lost
-        source.lost += lost
+        lost = source.lost - before
         self._note("assembly", segments.origin, lost, "open or not yet sent at the crash")
         return lost
 
@@ -181,9 +212,10 @@ class Ledger:
     def source_closed(self, name: str) -> int:
         """All that a dead source's steps became has arrived; returns the steps newly found lost."""
         source = self._source(name)
+        before = source.lost
         self._bury(source)
-        lost = source.missing
-        source.lost += lost
+        source.closed = True
+        lost = source.lost - before
         self._note("stepping", name, lost, "not yet acknowledged by assembly")
         return lost
 
@@ -264,7 +296,7 @@ class Ledger:
         for name in _SAVED:
             setattr(self, name, plain[name])
         for name, saved in plain["sources"].items():
-            origins = {origin: (last, orphaned) for origin, (last, orphaned) in saved["origins"].items()}
+            origins = {origin: Origin(**counts) for origin, counts in saved["origins"].items()}
             self.sources[name] = Source(**{**saved, "origins": origins})
         self.cut = Cut(**plain["cut"])
         self.incidents = [Incident(**incident) for incident in plain["incidents"]]

@@ -419,7 +419,7 @@ class RunState:
         finished: every behavior has reached its end.
         specs: of every behavior seen so far.
         books: by behavior name; `open` is what the other terms leave.
-        routed: by behavior name, steps received and not yet acknowledged by the learner.
+        routed: by behavior name, steps that have come and that the learner has not acknowledged.
         versions: highest version seen of each behavior.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first.
         episodes: by behavior name, episodes ended.

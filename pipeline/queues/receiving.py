@@ -212,8 +212,8 @@ class ReceiverState:
 
         Hand over what has arrived first: a receiver that was busy is no reason to give senders up.
         """
-        limit = now - self._timing.peer_timeout
-        for peer in [peer for peer in self._peers.values() if peer.present and peer.heard_at <= limit]:
+        timeout = self._timing.peer_timeout
+        for peer in [peer for peer in self._peers.values() if peer.present and peer.heard_at + timeout <= now]:
             self._depart(peer, for_good=False)
 
     # ------------------------------------------------------------ handing out

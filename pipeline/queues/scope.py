@@ -24,6 +24,7 @@ class Scope:
     def __init__(self) -> None:
         self._ends: list[End] = []
         self._senders: set[tuple[str, int]] = set()
+        self._failure: Exception | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks = anyio.create_task_group()
@@ -34,7 +35,10 @@ class Scope:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         self.close()
-        return await self._tasks.__aexit__(exc_type, exc, traceback)
+        handled = await self._tasks.__aexit__(exc_type, exc, traceback)
+        if self._failure is not None:
+            raise self._failure
+        return handled
 
     def index(self, name: str) -> int:
         """Takes the lowest number that no open sender of this transport has on queue `name`."""
@@ -62,9 +66,6 @@ class Scope:
             end.close(farewell=farewell)
 
     def fail(self, error: Exception) -> None:
-        """Has a failure outside any task come out of the scope, as one inside would."""
-        self._tasks.start_soon(_raise, error)
-
-
-async def _raise(error: Exception) -> None:
-    raise error
+        """Cancels all that runs in the scope, and has it raise a failure from outside any task."""
+        self._failure = error
+        self._tasks.cancel_scope.cancel()

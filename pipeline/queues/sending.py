@@ -94,7 +94,8 @@ class SenderState:
             return math.inf
         due = self._said_at + self._timing.heartbeat
         if self._sent > self.acknowledged_messages or not self.share_messages:
-            due = min(due, max(self._said_at, self._heard_at) + self._timing.retry)
+            unanswered = self._serial - self._answered  # the longer nobody is there, the less is said
+            due = min(due, max(self._said_at, self._heard_at) + self._timing.retry * max(1, unanswered))
         if self._asked:
             outstanding = self._serial > self._answered
             due = min(due, self._said_at + self._timing.retry) if outstanding else -math.inf

@@ -2,7 +2,9 @@
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds what is under way, and what a broken connection loses
-is found and sent again by the rules in `credit` and `board`.
+is found and sent again by the rules in `credit` and `board`. While a receiver is away, one small
+message a heartbeat waits for it. (`IMMEDIATE` would prevent that, and lose the last
+acknowledgements of a receiver that closes.)
 
 The sockets are plain ones that the event loop's reader callback drains, without a task or future
 for each message. A ZeroMQ file descriptor announces changes only, and any call on the socket may
@@ -44,7 +46,6 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE: Final = int(zmq.RCVMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
-_WRITABLE: Final = int(zmq.POLLOUT)
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +64,6 @@ class Link:
         self._name = name
         self._failed = failed
         self._routed = socket.type == zmq.ROUTER
-        self._unconnected = not self._routed
         self._closed = False
         self._draining = False
         self._loop = asyncio.get_running_loop()
@@ -73,7 +73,6 @@ class Link:
         self,
         received: Callable[[Sequence[Buffer], bytes], None],
         settled: Callable[[], None],
-        linked: Callable[[], None] = lambda: None,
         malformed: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins to hand over.
@@ -81,27 +80,22 @@ class Link:
         Args:
             received: called with the frames of each message and where it came from (b"" without a ROUTER).
             settled: called when that was all for now.
-            linked: called when a connection stands, at first and after one was found missing.
             malformed: called when `received` raised a CodecError, which is logged.
         """
         self._received = received
         self._settled = settled
-        self._linked = linked
         self._malformed = malformed
         self._loop.add_reader(self._fd, self._readable)
         self._loop.call_soon(self._readable)
 
     def send(self, frames: Sequence[Buffer], route: bytes = b"") -> None:
-        """Sends a message, or loses it where no connection stands."""
+        """Sends a message: a DEALER as soon as it is connected, a ROUTER if its peer still is."""
         socket, copy = self._socket, not framing.is_large(frames[0])
-        try:
-            if self._routed:
-                _send(socket, route, _MORE)
-            for frame in frames[:-1]:
-                _send(socket, frame, _MORE, copy)
-            _send(socket, frames[-1], _NOBLOCK, copy)
-        except zmq.Again:
-            self._unconnected = not self._routed
+        if self._routed:
+            _send(socket, route, _MORE)
+        for frame in frames[:-1]:
+            _send(socket, frame, _MORE, copy)
+        _send(socket, frames[-1], _NOBLOCK, copy)
 
     def poll(self) -> None:
         """Hands over what has arrived."""
@@ -117,13 +111,7 @@ class Link:
     def _drain(self) -> bool:
         """Hands over message by message; returns whether there was one."""
         found = False
-        while not self._closed:
-            events = _option(self._socket, _EVENTS)
-            if self._unconnected and events & _WRITABLE:
-                self._unconnected = False
-                self._linked()
-            if not events & _READABLE:
-                break
+        while not self._closed and _option(self._socket, _EVENTS) & _READABLE:
             found = True
             self._take()
         return found and not self._closed
@@ -171,6 +159,9 @@ class ZmqTransport:
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again: its owner may be on its way out.
         linger: seconds for which a closed end's last words are kept for sending.
+
+    Raises:
+        QueueError: `start` is empty or holds "#".
     """
 
     def __init__(
@@ -186,6 +177,7 @@ class ZmqTransport:
         bind: float = 1.0,
         linger: float = 0.2,
     ) -> None:
+        make_id(start, 0)  # refuses what can not be a start
         self.endpoints = dict(endpoints)
         self.start = start
         self._timing = timing
@@ -210,7 +202,7 @@ class ZmqTransport:
             return await self._scope.__aexit__(exc_type, exc, traceback)
         finally:
             with anyio.CancelScope(shield=True):  # bounded by linger
-                await anyio.to_thread.run_sync(self._context.term)
+                await anyio.to_thread.run_sync(self._context.destroy)
 
     def abandon(self) -> None:
         """Drops all ends as a crash would: the other sides are told nothing."""
@@ -242,7 +234,7 @@ class ZmqTransport:
             poll=link.poll,
             release=release,
         )
-        link.open(lambda frames, _: end.received(framing.from_receiver(frames)), _nothing, end.linked)
+        link.open(lambda frames, _: end.received(framing.from_receiver(frames)), _nothing)
         self._scope.add(end, end.timer)
         return end
 
@@ -253,7 +245,6 @@ class ZmqTransport:
             QueueError: no endpoint of that name, somebody else listens there, nobody can, or a sender's
                 share would hold nothing.
         """
-        link, free = await self._listening(name)
 
         def release() -> None:
             self._scope.remove(end)
@@ -269,9 +260,10 @@ class ZmqTransport:
             unpack=lambda payload: framing.unpack(payload, self._limits),
             on_discard=lambda sender, error: log.warning("discarded", queue=name, sender=sender, error=str(error)),
             transmit=lambda route, grant: link.send(framing.to_sender(grant), route),
-            poll=link.poll,
+            poll=lambda: link.poll(),
             release=release,
         )
+        link, free = await self._listening(name)
         link.open(
             lambda frames, route: end.received(framing.from_sender(frames), route), end.settle, malformed=end.discard
         )
@@ -353,7 +345,6 @@ class ZmqTransport:
     def _connected(self, name: str) -> Link:
         endpoint = self._endpoint(name)
         socket = self._socket(zmq.DEALER, endpoint)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for a receiver that is away
         socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
         try:
             socket.connect(endpoint)

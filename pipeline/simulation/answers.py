@@ -20,14 +20,14 @@ def check_welcome(welcome: Welcome) -> None:
     """
     if welcome.version != VERSION:
         raise RemoteProtocolError(
-            "wrong_version",
+            "version",
             got=f"protocol version {welcome.version}",
             expected=f"version {VERSION}",
             remedy="install the same version of sparring on both machines",
         )
     if welcome.heartbeat_s <= 0 or welcome.timeout_s <= 0:
         raise RemoteProtocolError(
-            "bad_times",
+            "internal",
             got=f"heartbeat_s {welcome.heartbeat_s:g} and timeout_s {welcome.timeout_s:g}",
             expected="both above 0",
             remedy="correct the trainer's times",
@@ -52,7 +52,7 @@ def actions_of(
     asked = {report.behavior: report.decisions for report in reports if report.decisions is not None}
     if act.sequence != sequence or actions.keys() - asked.keys():
         raise RemoteProtocolError(
-            "unexpected_act",
+            "sequence",
             got=f"act {act.sequence} for {sorted(actions)}",
             expected=f"act {sequence} for {sorted(asked)}",
             remedy="answer the last step, and each behavior with decisions once",
@@ -75,7 +75,7 @@ def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec
         return
     got = "no actions" if entry is None else f"actions {entry.continuous.shape} and {entry.discrete.shape}"
     raise RemoteProtocolError(
-        "wrong_actions",
+        "shape",
         got=f"{got} for {behavior}",
         expected=f"the agents of the step in its order, {(rows, spec.continuous)} and {(rows, len(spec.discrete))}",
         remedy="answer each decision with one row of actions",

@@ -11,8 +11,9 @@ the order of their numbers, rows by agent id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,19 +99,25 @@ class Pieces:
     acted: Acted | None = None
 
 
-@dataclass(slots=True)
 class Wake:
     """What a wake-up did.
 
     Attributes:
-        parts: for assembly, in order.
         acts: answers: connection key, record, time of the frame's arrival, seconds withheld.
         rows: rows acted for.
     """
 
-    parts: list[BehaviorSteps] = field(default_factory=list)
-    acts: list[tuple[int, Act, float, float]] = field(default_factory=list)
-    rows: int = 0
+    def __init__(self) -> None:
+        self.acts: list[tuple[int, Act, float, float]] = []
+        self.rows = 0
+        self.build: Callable[[], list[BehaviorSteps]] = list
+
+    @cached_property
+    def parts(self) -> list[BehaviorSteps]:
+        """What assembly gets, in order. Made when first asked for, which is before the next wake-up:
+        simulators need not wait for it.
+        """
+        return self.build()
 
 
 class Stepper:
@@ -220,8 +227,8 @@ class Stepper:
         if ready and acting:
             self._act([key for key in waiting if key not in gone], pieces, out, now)
         self._tell_again(pieces)
-        out.parts = [self._part(name, piece) for name, piece in sorted(pieces.items())]
-        out.parts += self._close(gone)
+        closed = self._close(gone) if gone else []
+        out.build = lambda: [*(self._part(name, piece) for name, piece in sorted(pieces.items())), *closed]
         return out
 
     def state(self) -> dict[str, Produced]:

@@ -90,7 +90,17 @@ def simulator_alone(areas: int, seconds: float) -> float:
     """Agent-steps/s of a simulator whose every frame is answered at once with the same actions."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        command = [sys.executable, "-m", "services", "simulator", "balance", "--connect", address, "--areas", str(areas)]
+        command = [
+            sys.executable,
+            "-m",
+            "services",
+            "simulator",
+            "balance",
+            "--connect",
+            address,
+            "--areas",
+            str(areas),
+        ]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             connection, _ = server.accept()
             with connection:
@@ -109,7 +119,8 @@ def _serve(connection: socket.socket, areas: int, seconds: float) -> int:
         while (message := reader.next()) is not None:
             if isinstance(message, Hello):
                 connection.sendall(
-                    to_bytes(Welcome(version=VERSION, connection=1, heartbeat_s=5.0, timeout_s=60.0)) + to_bytes(Reset(seed=1))
+                    to_bytes(Welcome(version=VERSION, connection=1, heartbeat_s=5.0, timeout_s=60.0))
+                    + to_bytes(Reset(seed=1))
                 )
                 end = time.monotonic() + seconds
             elif isinstance(message, Step):

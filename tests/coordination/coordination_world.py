@@ -11,120 +11,13 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
-import numpy as np
+from coordination_parts import Assembler, Message, Part, Stepping, produced, segments
 
 from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import Cut, Episodes, LearnerState, Permit, Produced, Segments
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-
-SPEC = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(1,)),), actions=ActionSpec(continuous=1))
-
-
-def segments(
-    source: str, origin: str, sequence: int, *, steps: int, began: int, received: int, orphaned: int, cut: int = 0
-) -> Segments:
-    """A message with the counts that a ledger reads, and no data."""
-    f, i, none = np.zeros(steps, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return Segments(
-        behavior="B",
-        source=source,
-        origin=origin,
-        sequence=sequence,
-        began=began,
-        orphaned=orphaned,
-        received=received,
-        cut=cut,
-        lengths=i,
-        observations=(),
-        next_observations=(),
-        continuous=np.zeros((steps, 0), np.float32),
-        discrete=np.zeros((steps, 0), np.int32),
-        log_probs=f,
-        masks=None,
-        rewards=f,
-        group_rewards=f,
-        versions=np.zeros(steps, np.int64),
-        terminated=np.zeros(0, bool),
-        interrupted=np.zeros(0, bool),
-        group_ended=np.zeros(0, bool),
-        teams=i,
-        groups=i.astype(np.int64),
-        agents=i.astype(np.int64),
-        simulators=i,
-        episodes=Episodes(returns=none, lengths=i, group_returns=none, teams=i, outcomes=none),
-    )
-
-
-def produced(steps: int, serial: int, allowance: int, agents: int) -> Produced:
-    """A source's word on where it stands."""
-    return Produced(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
-
-
-@dataclass
-class Part:
-    """What one wake-up tells assembly: agents whose step was completed, agents acted for."""
-
-    before: int
-    completed: list[tuple[int, int]]
-    acted: list[int]
-    joined: list[int] = field(default_factory=list)
-
-
-class Stepping:
-    """One start of a stepping process with some simulators."""
-
-    def __init__(self, service: str, start: int, simulators: list[int]) -> None:
-        self.service = service
-        self.source = f"{service}.{start}"
-        self.sizes = simulators
-        self.computing = [False] * len(simulators)
-        self.produced = 0
-        self.permit = Permit(serial=0, allowance=0)
-        self.outbox: deque[Part] = deque()
-        self.spoke = False
-
-    @property
-    def running(self) -> int:
-        return sum(size for size, computing in zip(self.sizes, self.computing, strict=True) if computing)
-
-    @property
-    def remaining(self) -> int:
-        return self.permit.allowance - self.produced - self.running
-
-    def agents(self, simulator: int) -> list[int]:
-        first = sum(self.sizes[:simulator])
-        return list(range(first, first + self.sizes[simulator]))
-
-    def give_back(self) -> None:
-        if not self.sizes and self.permit.allowance > self.produced:
-            self.permit = Permit(serial=self.permit.serial, allowance=self.produced)
-
-
-class Assembler:
-    """Open and closed steps of one source."""
-
-    def __init__(self, began: int) -> None:
-        self.began = self.received = began
-        self.orphaned = 0
-        self.acting: set[int] = set()
-        self.open: dict[int, list[int]] = {}
-        self.closed: list[int] = []
-        self.sequence = 0
-
-    def held(self) -> list[int]:
-        return [step for steps in self.open.values() for step in steps] + self.closed
-
-
-@dataclass
-class Message:
-    """A Segments record with the steps it stands for."""
-
-    record: Segments
-    steps: list[int]
+from pipeline.messages.service import Cut, LearnerState, Permit, Produced
 
 
 class Pipeline:
@@ -142,8 +35,7 @@ class Pipeline:
         self, rng: random.Random, *, buffer_size: int, overlap: int, simulators: list[list[int]], horizon: int
     ) -> None:
         self.rng = rng
-        self.overlap, self.buffer_size, self.horizon = overlap, buffer_size, horizon
-        self.processes = len(simulators)
+        self.overlap, self.buffer_size, self.horizon, self.processes = overlap, buffer_size, horizon, len(simulators)
         # A frame of each process; in lockstep a round is one.
         self.frames = sum(max(sizes) if overlap else sum(sizes) for sizes in simulators)
         self.numbers = 0
@@ -334,11 +226,7 @@ class Pipeline:
         self.released = self.acknowledged_messages
 
     def _plain(self) -> str:
-        state = {
-            "ledger": self.ledger.to_plain(),
-            "taken": self.taken_before + self.acknowledged,
-        }
-        return json.dumps(state)
+        return json.dumps({"ledger": self.ledger.to_plain(), "taken": self.taken_before + self.acknowledged})
 
     def _new_ledger(self) -> Ledger:
         return Ledger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
@@ -469,17 +357,18 @@ class Pipeline:
         return moves
 
     def step(self) -> None:
-        moves = self.moves()
-        moves += [partial(self.wake, stepping) for stepping in self.steppings for _ in range(2)]
-        moves.append(self.finish_update)
-        self.rng.choice(moves)()
+        wakes = [partial(self.wake, stepping) for stepping in self.steppings for _ in range(2)]
+        self.rng.choice([*self.moves(), *wakes, self.finish_update])()
 
     def settle(self) -> None:
         """Everything said is heard and everything sent is handed on; nobody produces and no update ends."""
         before = None
-        while before != (before := self._position()):
+        for _ in range(200):
+            if before == (before := self._position()):
+                return
             for move in self.moves():
                 move()
+        raise AssertionError("it never comes to rest")
 
     def _position(self) -> tuple[object, ...]:
         return (

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from coordination_world import produced, segments
+from coordination_parts import produced, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

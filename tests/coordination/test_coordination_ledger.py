@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from coordination_world import Pipeline, produced, segments
+from coordination_parts import produced, segments
+from coordination_world import Pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,7 +210,7 @@ def ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> Ledg
     return Ledger(buffer_size=buffer_size, overlap=overlap, processes=processes)
 
 
-def state(start: int = 1, **changed: int) -> LearnerState:
+def state(start: int = 1, **changed: Any) -> LearnerState:
     return replace(LearnerState(behavior="B", start=f"learning-B.{start}", version=1, updates=0, trained=0), **changed)
 
 

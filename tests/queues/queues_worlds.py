@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -141,7 +142,9 @@ class World:
         self._lossy = LossyHub()
         self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"board:{BOARD}"))}
         if kind == "tcp":
-            self._endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2))}
+            self._endpoints = {
+                name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2), strict=True)
+            }
 
     def transport(self, start: str, **timing: float) -> Any:
         """A transport of one service start, with some intervals changed."""
@@ -150,7 +153,7 @@ class World:
             return MemoryTransport(self._hub, start=start, timing=intervals)
         if self.kind == "lossy":
             return LossyTransport(self._lossy, start, intervals)
-        return ZmqTransport(self._endpoints, start, timing=intervals, reconnect=0.01)
+        return ZmqTransport(self._endpoints, start, timing=intervals, reconnect=0.01, bind=0.3)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Lets others run until something holds. Real time passes by itself, virtual time must be moved."""
@@ -172,8 +175,6 @@ class World:
 
 def free_ports(number: int) -> list[int]:
     """Ports that nobody listens on."""
-    import socket
-
     sockets = [socket.socket() for _ in range(number)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

@@ -505,16 +505,15 @@ async def test_closing_ends_what_waits(world: World) -> None:
             closed.append(name)
 
     with anyio.fail_after(30):
-        async with world.pair(TEN) as (sender, receiver):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(expect, "get", receiver.get())
-                await world.until(lambda: receiver.statistics().waits == 1)
-                await receiver.aclose()
-                await put(sender, range(10))
-                tasks.start_soon(expect, "put", sender.put(Ping(), 1))
-                tasks.start_soon(expect, "drain", sender.drain())
-                await world.until(lambda: sender.statistics().waits == 1)
-                await sender.aclose()
+        async with world.pair(TEN) as (sender, receiver), anyio.create_task_group() as tasks:
+            tasks.start_soon(expect, "get", receiver.get())
+            await world.until(lambda: receiver.statistics().waits == 1)
+            await receiver.aclose()
+            await put(sender, range(10))
+            tasks.start_soon(expect, "put", sender.put(Ping(), 1))
+            tasks.start_soon(expect, "drain", sender.drain())
+            await world.until(lambda: sender.statistics().waits == 1)
+            await sender.aclose()
     assert sorted(closed) == ["drain", "get", "put"]
 
 
@@ -568,7 +567,11 @@ async def test_a_late_subscriber_gets_the_latest_of_every_key_at_once(board_worl
                 board.publish(f"key-{number % 3}", Ping(number=number))
             subscription = await theirs.subscribe(BOARD)
             await board_world.until(lambda: len(subscription.latest) == 3)
-            assert {key: ping.number for key, ping in subscription.latest.items()} == {"key-0": 9, "key-1": 7, "key-2": 8}
+            assert {key: ping.number for key, ping in subscription.latest.items()} == {
+                "key-0": 9,
+                "key-1": 7,
+                "key-2": 8,
+            }
 
 
 async def test_changed_returns_at_once_for_what_came_before_it_was_called(board_world: World) -> None:

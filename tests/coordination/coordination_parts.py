@@ -1,0 +1,113 @@
+"""What a tiny pipeline is made of: messages without data, stepping processes, assemblers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.messages.service import Episodes, Permit, Produced, Segments
+
+
+def segments(
+    source: str, origin: str, sequence: int, *, steps: int, began: int, received: int, orphaned: int, cut: int = 0
+) -> Segments:
+    """A message with the counts that a ledger reads, and no data."""
+    f, i, none = np.zeros(steps, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Segments(
+        behavior="B",
+        source=source,
+        origin=origin,
+        sequence=sequence,
+        began=began,
+        orphaned=orphaned,
+        received=received,
+        cut=cut,
+        lengths=i,
+        observations=(),
+        next_observations=(),
+        continuous=np.zeros((steps, 0), np.float32),
+        discrete=np.zeros((steps, 0), np.int32),
+        log_probs=f,
+        masks=None,
+        rewards=f,
+        group_rewards=f,
+        versions=np.zeros(steps, np.int64),
+        terminated=np.zeros(0, bool),
+        interrupted=np.zeros(0, bool),
+        group_ended=np.zeros(0, bool),
+        teams=i,
+        groups=i.astype(np.int64),
+        agents=i.astype(np.int64),
+        simulators=i,
+        episodes=Episodes(returns=none, lengths=i, group_returns=none, teams=i, outcomes=none),
+    )
+
+
+def produced(steps: int, serial: int, allowance: int, agents: int) -> Produced:
+    """A source's word on where it stands."""
+    return Produced(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
+
+
+@dataclass
+class Part:
+    """What one wake-up tells assembly: agents whose step was completed, agents acted for."""
+
+    before: int
+    completed: list[tuple[int, int]]
+    acted: list[int]
+    joined: list[int] = field(default_factory=list)
+
+
+class Stepping:
+    """One start of a stepping process with some simulators."""
+
+    def __init__(self, service: str, start: int, simulators: list[int]) -> None:
+        self.service = service
+        self.source = f"{service}.{start}"
+        self.sizes = simulators
+        self.computing = [False] * len(simulators)
+        self.produced = 0
+        self.permit = Permit(serial=0, allowance=0)
+        self.outbox: deque[Part] = deque()
+        self.spoke = False
+
+    @property
+    def running(self) -> int:
+        return sum(size for size, computing in zip(self.sizes, self.computing, strict=True) if computing)
+
+    @property
+    def remaining(self) -> int:
+        return self.permit.allowance - self.produced - self.running
+
+    def agents(self, simulator: int) -> list[int]:
+        first = sum(self.sizes[:simulator])
+        return list(range(first, first + self.sizes[simulator]))
+
+    def give_back(self) -> None:
+        if not self.sizes and self.permit.allowance > self.produced:
+            self.permit = Permit(serial=self.permit.serial, allowance=self.produced)
+
+
+class Assembler:
+    """Open and closed steps of one source."""
+
+    def __init__(self, began: int) -> None:
+        self.began = self.received = began
+        self.orphaned = 0
+        self.acting: set[int] = set()
+        self.open: dict[int, list[int]] = {}
+        self.closed: list[int] = []
+        self.sequence = 0
+
+    def held(self) -> list[int]:
+        return [step for steps in self.open.values() for step in steps] + self.closed
+
+
+@dataclass
+class Message:
+    """A Segments record with the steps it stands for."""
+
+    record: Segments
+    steps: list[int]

@@ -1,0 +1,165 @@
+"""The rules of a board under any interleaving, loss and restart."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.queues.board import PublisherState, SubscriberState
+from pipeline.queues.wire import Have, Timing
+
+TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)
+
+
+class World:
+    """One board, its subscribers, and a link in order that may break."""
+
+    def __init__(self, seed: int, subscribers: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.starts = 0
+        self.routes = 0
+        self.published: dict[str, int] = {}
+        self.subscribers: dict[int, SubscriberState] = {}
+        self.up: list[tuple[int, Have]] = []
+        self.down: list[tuple[int, Any, Any]] = []
+        self.restart_publisher()
+        for _ in range(subscribers):
+            self.subscribe()
+
+    def restart_publisher(self) -> None:
+        self.starts += 1
+        self.publisher = PublisherState(f"p.{self.starts}#{self.starts}~0", TIMING)
+        self.published = {}
+        self.up.clear()
+
+    def subscribe(self) -> None:
+        self.routes += 1
+        self.subscribers[self.routes] = SubscriberState(TIMING)
+
+    def publish(self, key: str, number: int) -> None:
+        self.publisher.publish(key, number)
+        self.published[key] = number
+
+    def flush(self) -> None:
+        for route, subscriber in self.subscribers.items():
+            have = subscriber.outgoing(self.now)
+            if have is not None:
+                self.up.append((route, have))
+        self.down += self.publisher.outgoing(self.now)
+
+    def arrive(self) -> None:
+        if self.up:
+            route, have = self.up.pop(0)
+            self.publisher.on_have(self.now, have, route)
+        self.flush()
+        if self.down:
+            route, message, payload = self.down.pop(0)
+            if route in self.subscribers:
+                if payload is None:
+                    self.subscribers[route].on_alive(self.now, message)
+                else:
+                    self.subscribers[route].on_update(self.now, message, payload)
+
+    def step(self) -> None:
+        roll, chance = self.chance.random(), self.chance
+        if roll < 0.3:
+            self.publish(chance.choice("abc"), self.routes * 1000 + chance.randrange(1000))
+        elif roll < 0.75:
+            self.arrive()
+        elif roll < 0.85:
+            self.now += chance.random()
+        elif roll < 0.9 and self.down:
+            self.down.pop(chance.randrange(len(self.down)))
+        elif roll < 0.95 and self.up:
+            self.up.pop(chance.randrange(len(self.up)))
+        elif roll < 0.97:
+            self.restart_publisher()
+        elif self.subscribers:
+            del self.subscribers[chance.choice([*self.subscribers])]
+            self.subscribe()
+        self.flush()
+
+    def heal(self) -> None:
+        for _ in range(60):
+            self.now += 0.25
+            self.flush()
+            while self.up or self.down:
+                self.arrive()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 300))
+def test_every_subscriber_ends_with_the_latest_of_every_key(seed: int, subscribers: int, steps: int) -> None:
+    """Whatever is lost and whoever restarts, once the link is good everyone has what was published last."""
+    world = World(seed, subscribers)
+    for _ in range(steps):
+        world.step()
+    world.heal()
+    for subscriber in world.subscribers.values():
+        assert subscriber.publisher == world.publisher.publisher
+        assert {key: subscriber.latest[key] for key in world.published} == world.published
+
+
+def meet(publisher: PublisherState, subscriber: SubscriberState, now: float = 0.0) -> int:
+    """Carries everything both ways until nothing is due; returns the number of updates."""
+    updates = 0
+    while (have := subscriber.outgoing(now)) is not None:
+        publisher.on_have(now, have, "route")
+        for _, message, payload in publisher.outgoing(now):
+            if payload is None:
+                subscriber.on_alive(now, message)
+            else:
+                subscriber.on_update(now, message, payload)
+                updates += 1
+    return updates
+
+
+def test_a_slow_subscriber_skips_what_was_replaced() -> None:
+    """At most one push of each key is under way to a subscriber, however much is published meanwhile."""
+    publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
+    meet(publisher, subscriber)
+    pushed = 0
+    for number in range(100):
+        publisher.publish("a", number)
+        pushed += len(publisher.outgoing(0.0))
+    assert pushed == 1
+    meet(publisher, subscriber, 1.0)
+    assert meet(publisher, subscriber, 2.0) + meet(publisher, subscriber, 3.0) >= 1
+    assert subscriber.latest == {"a": 99}
+
+
+def test_a_push_that_crossed_a_ping_is_not_sent_twice() -> None:
+    publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
+    meet(publisher, subscriber)
+    publisher.publish("a", 1)
+    ((_, update, payload),) = publisher.outgoing(0.5)
+    ping = subscriber.outgoing(1.0)
+    assert ping is not None
+    publisher.on_have(1.0, ping, "route")
+    assert all(payload is None for _, _, payload in publisher.outgoing(1.0))
+    assert subscriber.on_update(1.0, update, payload)
+    assert meet(publisher, subscriber, 1.0) == 0
+
+
+def test_a_silent_subscriber_is_dropped() -> None:
+    publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
+    meet(publisher, subscriber)
+    assert publisher.subscribers == 1
+    publisher.publish("a", 1)
+    assert publisher.outgoing(TIMING.peer_timeout) == []
+    assert publisher.subscribers == 0
+
+
+def test_late_news_of_an_earlier_publisher_changes_nothing() -> None:
+    old, new, subscriber = PublisherState("p.1#1~0", TIMING), PublisherState("p.2#2~0", TIMING), SubscriberState(TIMING)
+    meet(old, subscriber)
+    old.publish("a", "old")
+    ((_, late, payload),) = old.outgoing(0.0)
+    new.publish("a", "new")
+    meet(new, subscriber, 1.0)
+    assert not subscriber.on_update(1.0, late, payload)
+    assert (subscriber.latest, subscriber.publisher) == ({"a": "new"}, "p.2#2~0")

@@ -1,0 +1,312 @@
+"""What only ZeroMQ can get wrong: addresses, malformed frames, foreign cancellation, failures in callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+import zmq
+from queues_worlds import QUEUE, REAL, free_ports, short_folder
+
+from pipeline.errors import CodecError, QueueError
+from pipeline.messages import codec
+from pipeline.messages.codec import Limits
+from pipeline.messages.simulator import BehaviorActions, Ping
+from pipeline.queues import frames as framing
+from pipeline.queues.interface import Capacity
+from pipeline.queues.wire import Bye, Data, Grant, Have, Hello, Update
+from pipeline.queues.zmq import ZmqTransport
+
+TEN = Capacity(messages=10, steps=100)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as name:
+        yield Path(name)
+
+
+def transport(endpoint: str, start: str, **options: object) -> ZmqTransport:
+    return ZmqTransport({QUEUE: endpoint, "board:b": endpoint + "b"}, start, timing=REAL, reconnect=0.01, **options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.asyncio
+async def test_a_name_without_endpoint_is_refused_by_name(folder: Path) -> None:
+    async with transport(f"ipc://{folder}/q", "a.1") as ours:
+        with pytest.raises(QueueError, match=r"got 'nowhere'; expected one of \['board:b', 'steps'\]"):
+            await ours.sender("nowhere")
+        with pytest.raises(QueueError, match="board:nobody"):
+            await ours.subscribe("nobody")
+
+
+@pytest.mark.asyncio
+async def test_an_ipc_path_that_is_taken_is_refused_and_its_owner_keeps_it(folder: Path) -> None:
+    endpoint = f"ipc://{folder}/q"
+    with anyio.fail_after(20):
+        async with transport(endpoint, "a.1") as first, transport(endpoint, "b.1", bind=0.0) as second:
+            receiver = await first.receiver(QUEUE, TEN)
+            with pytest.raises(QueueError, match=f"got endpoint {endpoint}, where another process listens"):
+                await second.receiver(QUEUE, TEN)
+            sender = await second.sender(QUEUE)
+            await sender.put(Ping(number=1), 1)
+            assert (await receiver.get()).number == 1
+
+
+@pytest.mark.asyncio
+async def test_a_tcp_port_that_is_taken_is_refused() -> None:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        endpoint = f"tcp://127.0.0.1:{owner.getsockname()[1]}"
+        async with transport(endpoint, "a.1", bind=0.0) as ours:
+            with pytest.raises(QueueError, match=f"got endpoint {endpoint}, where another process listens"):
+                await ours.receiver(QUEUE, TEN)
+
+
+@pytest.mark.asyncio
+async def test_the_file_of_a_dead_receiver_is_replaced(folder: Path) -> None:
+    path = folder / "q"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert path.is_socket()
+    with anyio.fail_after(20):
+        async with transport(f"ipc://{path}", "a.1", bind=0.0) as ours:
+            receiver = await ours.receiver(QUEUE, TEN)
+            await (await ours.sender(QUEUE)).put(Ping(number=1), 1)
+            assert (await receiver.get()).number == 1
+    assert not path.exists()
+
+
+@pytest.mark.asyncio
+async def test_a_file_of_another_kind_is_left_alone(folder: Path) -> None:
+    path = folder / "q"
+    path.write_text("precious")
+    async with transport(f"ipc://{path}", "a.1", bind=0.0) as ours:
+        with pytest.raises(QueueError):
+            await ours.receiver(QUEUE, TEN)
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("endpoint", "problem"),
+    [
+        ("ipc:///tmp/" + "x" * 120, "expected a path of at most 107"),
+        ("ipc:///no/such/folder/q", "correct the endpoint"),
+        ("tcp://no-such-host.invalid:x", "correct the endpoint"),
+    ],
+)
+async def test_an_address_that_can_not_be_is_refused(endpoint: str, problem: str) -> None:
+    async with transport(endpoint, "a.1", bind=0.0) as ours:
+        with pytest.raises(QueueError, match=problem):
+            await ours.receiver(QUEUE, TEN)
+
+
+@pytest.mark.asyncio
+async def test_an_address_to_connect_to_that_can_not_be_is_refused() -> None:
+    async with transport("nonsense", "a.1") as ours:
+        with pytest.raises(QueueError, match="got endpoint nonsense"):
+            await ours.sender(QUEUE)
+
+
+@pytest.mark.asyncio
+async def test_a_refused_capacity_leaves_the_address_free(folder: Path) -> None:
+    async with transport(f"ipc://{folder}/q", "a.1", bind=0.0) as ours:
+        with pytest.raises(QueueError, match="at least one sender"):
+            await ours.receiver(QUEUE, Capacity(messages=1, steps=1, senders=2))
+        await ours.receiver(QUEUE, TEN)
+
+
+@pytest.mark.parametrize("start", ["", "a#1"])
+def test_a_start_that_is_no_name_is_refused(start: str) -> None:
+    with pytest.raises(QueueError, match="service start"):
+        transport("ipc:///tmp/q", start)
+
+
+# ---------------------------------------------------------------- malformed frames
+
+
+@pytest.mark.asyncio
+async def test_frames_that_are_no_message_are_counted_and_change_nothing(folder: Path) -> None:
+    endpoint = f"ipc://{folder}/q"
+    chance = random.Random(0)
+    with anyio.fail_after(20):
+        async with transport(endpoint, "a.1") as ours:
+            receiver = await ours.receiver(QUEUE, TEN)
+            with zmq.Context() as context, context.socket(zmq.DEALER) as socket_:
+                socket_.setsockopt(zmq.LINGER, 0)
+                socket_.connect(endpoint)
+                for size in range(40):
+                    socket_.send_multipart([chance.randbytes(size), b"x"][: 1 + size % 2])
+                socket_.send(codec.encode(Ping())[0])
+                sender = await ours.sender(QUEUE)
+                await sender.put(Ping(number=1), 1)
+                assert (await receiver.get()).number == 1
+                while receiver.statistics().discarded + receiver._state.refused < 41:  # `D` and 17 bytes may be a head
+                    await anyio.lowlevel.checkpoint()
+        assert receiver.statistics().senders == 1
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_can_not_be_decoded_does_not_wedge_the_queue(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted, logged with its sender, acknowledged, and the next one comes."""
+    with anyio.fail_after(20):
+        async with transport(f"ipc://{folder}/q", "a.1") as ours:
+            receiver, sender = await ours.receiver(QUEUE, TEN), await ours.sender(QUEUE)
+            await sender.put(Ping(number=1), 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(framing, "_join", lambda frames: b"\x08\0\0\0\xff\xff\xff\xff")
+                await sender.put(Ping(number=2), 1)
+            await sender.put(Ping(number=3), 1)
+            assert [(await receiver.get()).number for _ in range(2)] == [1, 3]
+            await sender.drain()
+            assert receiver.statistics().discarded == 1
+
+
+@pytest.mark.asyncio
+async def test_a_record_beyond_the_limits_is_discarded_before_it_is_read(folder: Path) -> None:
+    small = Limits(total=10_000)
+    big = BehaviorActions(
+        behavior="x",
+        agents=np.arange(5),
+        continuous=np.zeros((5, 800), np.float32),
+        discrete=np.zeros((5, 0), np.int32),
+    )
+    with anyio.fail_after(20):
+        async with transport(f"ipc://{folder}/q", "a.1", limits=small) as ours:
+            receiver = await ours.receiver(QUEUE, TEN)
+            async with transport(f"ipc://{folder}/q", "b.1") as theirs:
+                sender = await theirs.sender(QUEUE)
+                await sender.put(Ping(number=1), 1)
+                assert (await receiver.get()).number == 1
+                sender.put_nowait(big, 1)
+                while not sender.statistics().resent_messages:  # the connection was cut by the limit on frames
+                    await anyio.lowlevel.checkpoint()
+                assert receiver.empty()
+
+
+@pytest.mark.parametrize(
+    ("frames", "parse"),
+    [
+        ([], framing.from_sender),
+        ([b"D123"], framing.from_sender),
+        ([b"D" + bytes(16) + b"\xff\xfe"], framing.from_sender),
+        (codec.encode(Ping()), framing.from_sender),
+        (codec.encode(Bye(sender="x")), framing.from_receiver),
+        (codec.encode(Bye(sender="x")), framing.from_subscriber),
+        (codec.encode(Bye(sender="x")), lambda frames: framing.from_publisher(frames, codec.SERVICES)),
+        ([], lambda frames: framing.from_publisher(frames, codec.SERVICES)),
+        (
+            codec.encode(Update(publisher="p", echo=1, after=0, revision=1, key="k")),
+            lambda frames: framing.from_publisher(frames, codec.SERVICES),
+        ),
+    ],
+)
+def test_what_is_no_message_of_that_end_is_refused(frames: list[bytes], parse: object) -> None:
+    with pytest.raises(CodecError):
+        parse(frames)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("columns", [1, 10_000])
+def test_data_survives_its_frames(columns: int) -> None:
+    """Small records travel in one frame, large ones with their arrays as frames of their own."""
+    record = BehaviorActions(
+        behavior="Ball",
+        agents=np.arange(2),
+        continuous=np.ones((2, columns), np.float32),
+        discrete=np.zeros((2, 0), np.int32),
+    )
+    sent = framing.to_receiver(Data("a.1#1~0", 7, 3, framing.pack(record)))
+    assert len(sent) == (2 if columns == 1 else 5)
+    assert framing.is_large(sent[0]) == (columns > 1)
+    data = framing.from_sender(sent)
+    assert isinstance(data, Data)
+    assert (data.sender, data.sequence, data.steps) == ("a.1#1~0", 7, 3)
+    got = framing.unpack(data.payload, codec.SERVICES)
+    np.testing.assert_array_equal(got.continuous, record.continuous)
+    assert all(array.flags.aligned for array in (got.agents, got.continuous))
+
+
+def test_control_messages_survive_their_frames() -> None:
+    hello = framing.from_sender(framing.to_receiver(Hello(sender="a", serial=1, oldest=2, sent=3)))
+    assert isinstance(hello, Hello)
+    assert (hello.sender, hello.serial, hello.oldest, hello.sent) == ("a", 1, 2, 3)
+    have = framing.from_subscriber(framing.to_publisher(Have(serial=1, publisher="p", revision=2, answer=True)))
+    assert (have.serial, have.publisher, have.revision, have.answer, have.leaving) == (1, "p", 2, True, False)
+    grant = Grant(receiver="r", echo=1, messages=2, steps=3, largest=4, whole=5, received=6, acknowledged=7)
+    back = framing.from_receiver(framing.to_sender(grant))
+    assert (back.messages, back.whole, back.missing, back.superseded) == (2, 5, False, False)
+
+
+# ---------------------------------------------------------------- tasks and callbacks
+
+
+@pytest.mark.asyncio
+async def test_cancelling_a_pending_get_from_outside_anyio_loses_nothing(folder: Path) -> None:
+    """Native cancellations at every possible moment; every message is got once."""
+    got: list[int] = []
+    chance = random.Random(1)
+
+    with anyio.fail_after(30):
+        async with transport(f"ipc://{folder}/q", "a.1") as ours, anyio.create_task_group() as tasks:
+            receiver, sender = await ours.receiver(QUEUE, TEN), await ours.sender(QUEUE)
+
+            async def produce() -> None:
+                for number in range(300):
+                    await sender.put(Ping(number=number), 1)
+
+            async def consume() -> None:
+                while True:
+                    got.append((await receiver.get()).number)
+
+            tasks.start_soon(produce)
+            while len(got) < 300:
+                consumer = asyncio.create_task(consume())
+                for _ in range(chance.randrange(12)):
+                    await asyncio.sleep(0)
+                consumer.cancel()
+                await asyncio.wait([consumer])
+    assert got == [*range(300)]
+
+
+@pytest.mark.asyncio
+async def test_what_a_callback_raises_comes_out_of_the_transport(folder: Path) -> None:
+    """No failure ends in the event loop's log."""
+
+    def fail(messages: int, steps: int) -> None:
+        raise ZeroDivisionError(messages, steps)
+
+    async def run() -> None:
+        async with transport(f"ipc://{folder}/q", "a.1") as ours:
+            receiver, sender = await ours.receiver(QUEUE, TEN), await ours.sender(QUEUE)
+            sender.on_acknowledged(fail)
+            await sender.put(Ping(), 1)
+            await receiver.get()
+            await anyio.Event().wait()
+
+    with anyio.fail_after(20), pytest.raises(ZeroDivisionError):
+        await run()
+
+
+@pytest.mark.asyncio
+async def test_leaving_a_transport_closes_its_ends_and_frees_its_addresses() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    with anyio.fail_after(20):
+        for number in range(1, 4):
+            async with transport(endpoint, f"a.{number}") as ours:
+                receiver, sender = await ours.receiver(QUEUE, TEN), await ours.sender(QUEUE)
+                await sender.put(Ping(number=number), 1)
+                assert (await receiver.get()).number == number
+            assert receiver.closed
+            assert sender.closed

@@ -1,0 +1,268 @@
+"""The whole graph in one event loop: memory queues, memory sockets, any clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import ByteStream, TaskGroup
+
+from pipeline.messages.codec import FrameReader, to_bytes
+from pipeline.messages.service import AssemblyState, LearnerState, RunState
+from pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Pong, Reset, Step
+from pipeline.queues.memory import MemoryHub, MemoryTransport
+from pipeline.runtime import Context, Run, inline
+from pipeline.settings import parse_settings
+from pipeline.simulation.counting import StepCounter
+from pipeline.simulation.game import Game
+from services import assembly, coordination, learning, stepping
+from services.topology import build
+
+SERVICES: dict[str, Callable[[Context], Any]] = {
+    "stepping-0": stepping.run,
+    "assembly": assembly.run,
+    "coordination": coordination.run,
+    "learning-Goal": learning.run,
+}
+
+CONFIG = """
+behaviors:
+  Goal:
+    hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, num_epoch: 1}}
+    network_settings: {{hidden_units: 8, num_layers: 1}}
+    max_steps: {max_steps}
+    time_horizon: {horizon}
+pipeline: {{mode: {mode}, recovery_interval: 1, address: "unix:///nowhere"}}
+"""
+
+
+class MemoryStream(ByteStream):
+    """One end of a connection in memory."""
+
+    def __init__(self, send: Any, receive: Any) -> None:
+        self._send, self._receive = send, receive
+
+    async def send(self, item: bytes) -> None:
+        await self._send.send(item)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        item: bytes = await self._receive.receive()
+        assert len(item) <= max_bytes
+        return item
+
+    async def send_eof(self) -> None:
+        await self._send.aclose()
+
+    async def aclose(self) -> None:
+        self._send.close()
+        self._receive.close()
+
+
+class MemoryListener:
+    """A listener whose connections come from `connect`."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = anyio.create_memory_object_stream[Any](100)
+
+    def connect(self) -> MemoryStream:
+        """A new connection: returns its simulator end."""
+        there, here = anyio.create_memory_object_stream[bytes](100), anyio.create_memory_object_stream[bytes](100)
+        try:
+            self._send.send_nowait(MemoryStream(here[0], there[1]))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            for end in (*there, *here):
+                end.close()
+            raise
+        return MemoryStream(there[0], here[1])
+
+    async def serve(self, handler: Callable[[Any], Any], tasks: TaskGroup) -> None:
+        async for stream in self._receive:
+            tasks.start_soon(handler, stream)
+
+    async def __aenter__(self) -> MemoryListener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        while True:
+            try:
+                await self._receive.receive_nowait().aclose()
+            except (anyio.WouldBlock, anyio.EndOfStream):
+                break
+        self._receive.close()
+        self._send.close()
+
+
+@dataclass
+class Graph:
+    """A run of one behavior, "Goal".
+
+    Attributes:
+        run: what the services are told.
+        frame_s: virtual seconds that a simulator takes for a frame.
+        counts: steps that each simulator counted.
+        faults: what simulators were told they did wrong.
+    """
+
+    run: Run
+    tasks: TaskGroup
+    frame_s: float = 0.001
+    hub: MemoryHub = field(default_factory=MemoryHub)
+    counts: dict[int, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    starts: dict[str, int] = field(default_factory=dict)
+    scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
+    stops: dict[str, anyio.Event] = field(default_factory=dict)
+    ended: dict[str, anyio.Event] = field(default_factory=dict)
+    listener: MemoryListener | None = None
+
+    def start(self, name: str) -> None:
+        """Starts a service."""
+        self.starts[name] = self.starts.get(name, 0) + 1
+        self.scopes[name], self.stops[name] = anyio.CancelScope(), anyio.Event()
+        self.ended[name] = anyio.Event()
+        self.tasks.start_soon(self._serve, name, self.starts[name])
+
+    async def _serve(self, name: str, number: int) -> None:
+        start = f"{name}.t-{number}"
+        ended = self.ended[name]
+        with self.scopes[name]:
+            transport = MemoryTransport(self.hub, start=start)
+            async with transport:
+                context = Context(
+                    run=self.run,
+                    service=name,
+                    start=start,
+                    first=number == 1,
+                    transport=transport,
+                    stop=self.stops[name],
+                    log=structlog.get_logger(),
+                    compute=inline,
+                    listen=self._listen,
+                )
+                try:
+                    await SERVICES[name](context)
+                except anyio.get_cancelled_exc_class():
+                    transport.abandon()
+                    raise
+        ended.set()
+
+    async def _listen(self, _address: str) -> Any:
+        self.listener = MemoryListener()
+        return self.listener
+
+    async def kill(self, name: str) -> None:
+        """Ends a service as a crash would, and starts it again a little later."""
+        self.scopes[name].cancel()
+        await self.ended[name].wait()
+        await anyio.sleep(0.05)
+        self.start(name)
+
+    async def simulate(self, number: int, game: Game) -> None:
+        """Plays a game for ever, connecting anew whenever the link breaks."""
+        counter = StepCounter()
+        while True:
+            try:
+                await self._play(number, game, counter)
+                return
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                counter.forget()
+                await anyio.sleep(0.02)
+
+    async def _play(self, number: int, game: Game, counter: StepCounter) -> None:
+        if self.listener is None:
+            raise anyio.BrokenResourceError
+        stream, reader, sequence = self.listener.connect(), FrameReader(), 0
+        async with stream:
+            await stream.send(
+                to_bytes(Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number))
+            )
+            while True:
+                reader.feed(await stream.receive())
+                while (message := reader.next()) is not None:
+                    if isinstance(message, Ping):
+                        await stream.send(to_bytes(Pong()))
+                    if isinstance(message, Fault):
+                        self.faults.append(message)
+                        return
+                    if isinstance(message, Bye):
+                        await stream.send(to_bytes(Bye(steps=counter.steps)))
+                        self.counts[number] = sum(counter.steps.values())
+                        return
+                    if isinstance(message, Reset):
+                        reports = game.reset({}, message.seed)
+                    elif isinstance(message, Act):
+                        for entry in message.actions:
+                            counter.acted(entry.behavior, entry.agents)
+                        await anyio.sleep(self.frame_s)
+                        reports = game.step({entry.behavior: entry for entry in message.actions})
+                    else:
+                        continue
+                    await stream.send(to_bytes(Step(sequence=sequence, reports=tuple(reports))))
+                    counter.sent(reports)
+                    sequence += 1
+
+    def latest(self, service: str, key: str) -> Any:
+        """What a service has published last."""
+        return self.seen[service].latest.get(key)
+
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def _finished(self) -> bool:
+        state = self.latest("coordination", "run")
+        return isinstance(state, RunState) and state.finished
+
+    def picture(self) -> str:
+        """What every service has published last, for a run that does not end."""
+        return "\n".join(
+            f"{name} {key}: {self.latest(name, key)}" for name in SERVICES for key in sorted(self.seen[name].latest)
+        )
+
+    async def finish(self) -> dict[str, int]:
+        """Waits for the end, stops in order, and returns the books, `open` counted in each stage."""
+        with anyio.move_on_after(600) as deadline:
+            while not self._finished():
+                await self.seen["coordination"].changed()
+        assert not deadline.cancelled_caught, self.picture()
+        for name in SERVICES:
+            self.stops[name].set()
+            await self.ended[name].wait()
+            await anyio.sleep(0.1)
+        run: RunState = self.latest("coordination", "run")
+        learner: LearnerState = self.latest("learning-Goal", "state")
+        held: AssemblyState = self.latest("assembly", "state")
+        open_steps = run.routed["Goal"] + learner.buffered + learner.training
+        open_steps += sum(one.open + one.closed for one in held.held.get("Goal", {}).values())
+        books = run.books["Goal"]
+        return {
+            **{name: getattr(books, name) for name in ("produced", "trained", "ghost", "stale", "lost")},
+            "open": open_steps,
+        }
+
+
+def settings_text(**values: Any) -> str:
+    """A small configuration."""
+    return CONFIG.format(**{"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", **values})
+
+
+async def begin(
+    tasks: TaskGroup, stack: AbstractAsyncContextManager[Any], folder: Path, games: list[Game], **values: Any
+) -> Graph:
+    """Starts a graph with one simulator for each game."""
+    settings = parse_settings(settings_text(**values), "test").settings
+    topology = build(settings, run_id="test", directory=folder, seed=1)
+    run = topology.run
+    run = Run(**{**run.__dict__, "simulators": {"stepping-0": len(games)}})
+    graph = Graph(run=run, tasks=tasks)
+    watcher = await stack.enter_async_context(MemoryTransport(graph.hub, start="test.1"))  # type: ignore[attr-defined]
+    for name in SERVICES:
+        graph.seen[name] = await watcher.subscribe(name)
+        graph.start(name)
+    await anyio.sleep(0.01)
+    for number, game in enumerate(games):
+        tasks.start_soon(graph.simulate, number, game)
+    return graph

@@ -1,0 +1,98 @@
+"""The whole graph under a virtual clock: no process, no socket, no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from services_graph import Graph, begin
+from trio.testing import MockClock
+
+from pipeline.metrics import highest, mean
+from pipeline.simulation.goal import Goal
+
+AGENTS = 4
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def balance(books: dict[str, int]) -> None:
+    assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), str(books)
+
+
+def lag_of(graph: Graph) -> Any:
+    return graph.latest("learning-Goal", "metrics").histograms["lag/Goal"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("count", [1, 3])
+async def test_overlap_trains_to_the_end_with_balanced_books(tmp_path: Path, count: int) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(count)])
+        books = await graph.finish()
+        balance(books)
+        assert books["trained"] >= 1000
+        assert books["lost"] == books["stale"] == 0
+        assert sum(graph.counts.values()) == books["produced"]
+        assert highest(lag_of(graph)) <= 2
+        assert not graph.faults
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_lockstep_has_no_lag_and_repeats_itself(tmp_path: Path) -> None:
+    digests = []
+    for attempt, frame_s in enumerate((0.001, 0.03)):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            graph = await begin(tasks, stack, folder, [Goal(areas=AGENTS) for _ in range(3)], mode="lockstep")
+            graph.frame_s = frame_s
+            books = await graph.finish()
+            balance(books)
+            assert mean(lag_of(graph)) == 0
+            assert books["open"] <= 3 * AGENTS  # the round that went over the end
+            digests.append(graph.latest("learning-Goal", "state").weights_sha256)
+            tasks.cancel_scope.cancel()
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+@pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Goal"])
+@pytest.mark.parametrize("after_s", [0.21, 1.0])
+async def test_a_killed_service_comes_back_and_the_books_balance(
+    tmp_path: Path, part: str, mode: str, after_s: float
+) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(2)], mode=mode, max_steps=4000)
+        await anyio.sleep(after_s)
+        await graph.kill(part)
+        books = await graph.finish()
+        print(graph.picture())
+        balance(books)
+        assert books["trained"] >= 4000
+        bound = {
+            "stepping-0": 2 * AGENTS * 66,
+            "assembly": 2 * 64 + 2 * AGENTS,
+            "coordination": 0,
+            "learning-Goal": 4000,
+        }
+        assert books["lost"] <= bound[part]
+        tasks.cancel_scope.cancel()
