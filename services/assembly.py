@@ -38,8 +38,11 @@ class Assembly:
         async with self._turn:
             await self._replace(batch.source)
             for part in batch.parts:
+                new = (part.behavior, batch.source) not in self._assemblers
                 assembler = self._assembler(part.behavior, batch.source)
                 assembler.apply(part)
+                if new:  # spoken of at once, even without steps: coordination then closes what went before
+                    await self._send(part.behavior, [assembler.greeting()])
                 await self._send(part.behavior, assembler.flush())
                 await self._cut_if_due(part.behavior, batch.source)
 
@@ -98,8 +101,6 @@ class Assembly:
             assembler = self._assemblers.pop((behavior, old))
             assembler.close_all()
             await self._send(behavior, assembler.rest())
-            # The new start speaks at once, even without steps: coordination then closes the old one's books.
-            await self._send(behavior, [self._assembler(behavior, source).greeting()])
             self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
 
     async def _cut_if_due(self, behavior: str, source: str) -> None:

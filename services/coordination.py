@@ -11,6 +11,7 @@ on disk, so a restart loses nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from collections.abc import Mapping
@@ -45,7 +46,6 @@ class Route:
 
     Attributes:
         held: deliveries that assembly still keeps, oldest first.
-        sources: by stepping service, the start whose segments came last.
         taken_before: steps its learners had taken before this start of coordination.
         taken: steps its learners have taken in all.
     """
@@ -56,7 +56,6 @@ class Route:
         self.receiver = receiver
         self.sender = sender
         self.held: deque[Delivery] = deque()
-        self.sources: dict[str, str] = {}
         self.taken_before = 0
         self.taken = 0
         self.last_returns: deque[float] = deque(maxlen=_LAST_EPISODES)
@@ -229,7 +228,6 @@ class Coordination:
                 "taken": route.taken,
                 "episodes": route.episodes,
                 "last_returns": list(route.last_returns),
-                "sources": route.sources,
             }
             for name, route in self.routes.items()
         }
@@ -250,7 +248,6 @@ class Coordination:
             route.taken_before = route.taken = saved["taken"]
             route.episodes = saved["episodes"]
             route.last_returns.extend(saved["last_returns"])
-            route.sources = dict(saved["sources"])
         self._context.log.info("books_restored", behaviors=sorted(plain))
 
     def close_former_run(self) -> None:
@@ -260,18 +257,16 @@ class Coordination:
             for source in ledger.sources:
                 ledger.source_closed(source)
             route.taken_before = route.taken = sum(source.received for source in ledger.sources.values())
-            route.sources.clear()
             self._log_incidents(route)
 
     # ---------------------------------------------------------------- inside
 
     def _count(self, route: Route, segments: Segments) -> None:
         ledger = route.ledger
-        name = start_name(segments.source)
-        former = route.sources.get(name)
-        if former is not None and former != segments.source:
-            ledger.source_closed(former)
-        route.sources[name] = segments.source
+        service = start_name(segments.source)
+        for known in itertools.takewhile(lambda source: source != segments.source, list(ledger.sources)):
+            if start_name(known) == service:  # nothing of an earlier start comes after the first of a later one
+                ledger.source_closed(known)
         ledger.routed(segments)
         self._log_incidents(route)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))

@@ -100,6 +100,7 @@ class Stepping:
         )
         self._lockstep = lockstep
         self._parameters = settings.reset_parameters
+        self._buffers = {name: one.hyperparameters.buffer_size for name, one in settings.behaviors.items()}
         self._peers: dict[int, Peer] = {}
         self._keys = 0
         self._wake = anyio.Event()
@@ -238,6 +239,7 @@ class Stepping:
         peer.name, peer.counted = hello.name, dict(hello.steps)
         # A simulator that dialled in by itself comes after the supervisor's.
         number = hello.number if hello.number is not None else 2**20 + peer.key
+        self._check_number(number)
         former = self._peers.get(self.stepper.connect(peer.key, number, hello.behaviors) or 0)
         if former is not None:
             former.replaced = True
@@ -255,6 +257,17 @@ class Stepping:
         peer.say(Reset(parameters=self._parameters, seed=(self._context.run.seed + number) % 2**31))
         self._context.registry.add("simulators.connected")
         self._load()
+
+    def _check_number(self, number: int) -> None:
+        """Refuses a second simulator of one number, unless it may be the first one, back from a broken link."""
+        for other in self._peers.values():
+            if other.number == number and self._context.clock() - other.heard_at < self._settings.heartbeat_s:
+                raise RemoteProtocolError(
+                    "number",
+                    got=f"simulator number {number} twice",
+                    expected="a number of its own for each simulator",
+                    remedy="leave the number out, or start each simulator with another",
+                )
 
     def _check_known(self, behaviors: Mapping[str, BehaviorSpec]) -> None:
         known = self._context.run.settings.behaviors
@@ -354,10 +367,9 @@ class Stepping:
         """Publishes the state where coordination needs it: enough progress, a stall, agents come or gone."""
         news = False
         for name, behavior in self.stepper.behaviors.items():
-            buffer_size = self._context.run.settings.behaviors[name].hyperparameters.buffer_size
             fresh = behavior.produced - self._told.get(name, -1)
             populated = bool(behavior.table.live.any())
-            quantum = 2**62 if self._lockstep else max(1, buffer_size // 32)
+            quantum = 2**62 if self._lockstep else max(1, self._buffers[name] // 32)
             if fresh >= quantum or (fresh > 0 and behavior.remaining <= 0) or populated != self._told_agents.get(name):
                 news = True
         if news:
@@ -393,6 +405,11 @@ class Stepping:
             registry.gauge(f"agents/{name}", float(behavior.table.live.sum()))
             registry.reach(f"steps/{name}", behavior.produced)
         self._context.note_sender("steps", self._sender)
+
+    async def introduce(self) -> None:
+        """Tells assembly of this start, so that what a former one left can be closed."""
+        parts = tuple(BehaviorSteps(behavior=name, tick=0, produced_before=0) for name in self._buffers)
+        await self._sender.put(StepBatch(source=self._context.start, parts=parts), 0)
 
     async def part(self, timeout_s: float) -> None:
         """Says Bye to every simulator, and takes over what they had sent before they heard it."""
@@ -472,6 +489,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(stepping.loop)
         tasks.start_soon(stepping.hand_on_in_time)
         tasks.start_soon(publish_metrics, context, board, stepping.refresh)
+        tasks.start_soon(stepping.introduce)
         context.waiting_for = "simulators"
         await context.stop.wait()
         with anyio.move_on_after(settings.pipeline.stop_timeout_s / 2):

@@ -80,8 +80,10 @@ class Source:
         if self.closed:
             return max(0, self.produced - self.received)
         origins = list(self.origins.values())
+        if not origins:
+            return 0
         lost = sum(after.began - one.began - one.received for one, after in itertools.pairwise(origins))
-        return lost + (origins[-1].orphaned if origins else 0)
+        return origins[0].began + lost + origins[-1].orphaned
 
     @property
     def committed(self) -> int:
@@ -195,7 +197,7 @@ class Ledger:
         """
         source = self._source(segments.source)
         before = source.lost
-        origin = source.origins.setdefault(segments.origin, Origin(segments.began if source.origins else 0))
+        origin = source.origins.setdefault(segments.origin, Origin(segments.began))
         if segments.sequence <= origin.sequence:
             return 0
         origin.sequence, origin.orphaned = segments.sequence, segments.orphaned

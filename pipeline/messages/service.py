@@ -159,7 +159,7 @@ class Episodes:
     Attributes:
         returns: [e] sum of the agent's own rewards.
         lengths: [e] number of decisions.
-        group_returns: [g] sum of group rewards and of the members' rewards, once per ended group.
+        group_returns: [g] sum of the group's rewards, once per ended group.
         teams: [e] team of each episode.
         outcomes: [e] 1 won, 0.5 drawn, 0 lost, -1 unsaid.
     """
@@ -184,7 +184,7 @@ class Segments:
         sequence: counts the Segments of this origin, source and behavior from 1.
         began: steps the source had produced for the behavior when this origin first heard of it.
         orphaned: steps this origin could not record since its start, because they began before it.
-        received: steps this origin has received from the source, this message's still open ones included.
+        received: steps the source had produced by the last part that arrived, still open ones included.
         cut: serial of the cut that these segments complete, else 0. Sent even when empty.
         lengths: [s] steps of each segment.
         observations: one [r, *shape] per observation, seen at the decision.

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import zmq
 
@@ -47,12 +48,14 @@ def columns() -> Columns:
     return Columns(
         source="stepping-0.1",
         tick=1,
-        columns=tuple(np.zeros((12, 6), np.float32) for _ in range(14)) + (np.zeros(12, np.float32),),
+        columns=(*(np.zeros((12, 6), np.float32) for _ in range(14)), np.zeros(12, np.float32)),
     )
 
 
 def report(messages: int, wall: float, cpu: float) -> None:
+    """Prints the result and stays until the other end has one too: a bare PUSH that leaves early loses messages."""
     print(json.dumps({"messages": messages, "wall": wall, "cpu": cpu}), flush=True)
+    sys.stdin.read()
 
 
 async def put(endpoint: str, messages: int, rate: float) -> None:
@@ -68,7 +71,8 @@ async def put(endpoint: str, messages: int, rate: float) -> None:
             if ahead > 0:
                 await anyio.sleep(ahead)
         await queue.drain()
-        report(messages, time.perf_counter() - began, time.process_time() - cpu)
+        result = messages, time.perf_counter() - began, time.process_time() - cpu
+        await anyio.to_thread.run_sync(report, *result)
 
 
 async def get(endpoint: str, messages: int) -> None:
@@ -78,8 +82,8 @@ async def get(endpoint: str, messages: int) -> None:
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(messages):
             await queue.get()
-        report(messages, time.perf_counter() - began, time.process_time() - cpu)
-        await anyio.sleep(0.1)
+        result = messages, time.perf_counter() - began, time.process_time() - cpu
+        await anyio.to_thread.run_sync(report, *result)
 
 
 def push(endpoint: str, messages: int, rate: float) -> None:
@@ -110,8 +114,11 @@ def measure(label: str, ends: tuple[str, str], arguments: list[str]) -> float:
     """Runs both ends, prints a line, returns microseconds of CPU per message."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__)), "--endpoint", f"ipc://{folder}/q", *arguments]
-        processes = [subprocess.Popen([*command, "--end", end], stdout=subprocess.PIPE) for end in ends]
-        results: list[dict[str, Any]] = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+        pipe = subprocess.PIPE
+        processes = [subprocess.Popen([*command, "--end", end], stdin=pipe, stdout=pipe) for end in ends]
+        results: list[dict[str, Any]] = [json.loads(process.stdout.readline()) for process in processes]
+        for process in processes:
+            process.communicate(timeout=10)
     cost = [1e6 * result["cpu"] / result["messages"] for result in results]
     rate = results[1]["messages"] / results[1]["wall"]
     print(

@@ -357,7 +357,7 @@ class Pipeline:
         return moves
 
     def step(self) -> None:
-        wakes = [partial(self.wake, stepping) for stepping in self.steppings for _ in range(2)]
+        wakes: list[Callable[[], None]] = [partial(self.wake, s) for s in self.steppings for _ in range(2)]
         self.rng.choice([*self.moves(), *wakes, self.finish_update])()
 
     def settle(self) -> None:

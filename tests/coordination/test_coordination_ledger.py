@@ -272,6 +272,24 @@ def test_a_new_assembly_start_loses_what_never_came() -> None:
     assert books.take_new_incidents() == []
 
 
+def test_what_an_assembly_start_had_that_never_spoke_is_lost() -> None:
+    """The first message of all may come from the second assembly start: what the first one had is lost."""
+    books = ledger()
+    books.stepped("s.1", produced(40, 1, 200, 4))
+    assert books.routed(segments("s.1", "a.2", 1, steps=8, began=30, received=40, orphaned=2)) == 32
+    assert books.routed(segments("s.1", "a.3", 1, steps=0, began=40, received=40, orphaned=0)) == 0
+    assert books.sources["s.1"].missing == 0
+
+
+def test_what_comes_late_of_an_earlier_start_is_not_lost() -> None:
+    """A message of a dead assembly start that arrives after its successor's first is taken off the loss again."""
+    books = ledger()
+    books.routed(segments("s.1", "a.1", 1, steps=10, began=0, received=50, orphaned=0))
+    assert books.routed(segments("s.1", "a.2", 1, steps=0, began=50, received=50, orphaned=0)) == 40
+    books.routed(segments("s.1", "a.1", 2, steps=15, began=0, received=50, orphaned=0))
+    assert (books.lost, books.sources["s.1"].received) == (25, 25)
+
+
 def test_steps_that_came_are_never_counted_as_lost() -> None:
     """Parts sent again to a new assembly start, whose steps the old one had already delivered, lose nothing."""
     books = ledger()
