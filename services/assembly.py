@@ -31,7 +31,7 @@ class Assembly:
         self._sources: dict[str, str] = {}
         self._cuts = Cuts(behaviors={})
         self._cut: dict[tuple[str, str], int] = {}
-        self._turn = anyio.Lock()  # messages of one assembler leave in the order of their numbers
+        self._turn = anyio.Lock(fast_acquire=True)  # messages of one assembler leave in the order of their numbers
 
     async def take(self, batch: StepBatch) -> None:
         """Assembles a batch and sends what is finished."""

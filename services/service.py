@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import secrets
 import signal
@@ -68,7 +69,10 @@ async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], st
                 log=logs.get(start=start),
                 clock=time.monotonic,
             )
-            await plan.load()(context)
+            serve = plan.load()
+            gc.collect()
+            gc.freeze()  # what is imported stays: a full collection need not look at it again
+            await serve(context)
         tasks.cancel_scope.cancel()
 
 

@@ -110,7 +110,7 @@ class Stepping:
         self._outbox: list[BehaviorSteps] = []
         self._outbox_rows = 0
         self._filled = anyio.Event()
-        self._turn = anyio.Lock()
+        self._turn = anyio.Lock(fast_acquire=True)
         self._deserted = anyio.Event()
         self.stopping = False
         for name, bounds in (

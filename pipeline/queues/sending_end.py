@@ -202,14 +202,18 @@ class SendingEnd:
     # ------------------------------------------------------------ the rest
 
     def on_acknowledged(self, callback: Acknowledged) -> None:
-        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change."""
+        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change.
+
+        The link calls it, outside any task: it must be short and may not ask for the current task or time.
+        """
         self._acknowledged_callbacks.append(callback)
 
     def on_receiver(self, callback: Callable[[int], None]) -> None:
         """Calls `callback(receivers)` with the starts seen so far when one is first heard of.
 
         At that moment `statistics` counts all that its predecessors acknowledged and nothing of its own,
-        and nothing can be put yet. Where a receiver is known already, calls at once.
+        and nothing can be put yet. Where a receiver is known already, calls at once. Called as the callback
+        of `on_acknowledged` is.
         """
         self._receiver_callbacks.append(callback)
         if self._state.receivers:

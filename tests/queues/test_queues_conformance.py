@@ -1,4 +1,7 @@
-"""What every queue and board must do, over memory, over ZeroMQ, and over a link that does its worst."""
+"""What every queue and board must do, over memory, over ZeroMQ, and over a link that does its worst.
+
+Longer than other modules: it is the one place that says what an implementation owes its users.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,273 @@
+"""The rules of a queue under any interleaving of senders, receivers, losses and restarts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import Empty
+from pipeline.queues.credit import Entry, ReceiverState, SenderState
+from pipeline.queues.interface import Capacity
+from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing, make_id
+
+TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
+
+
+@dataclass(eq=False)
+class Sender:
+    """A sender's start, and what the receivers had acknowledged when each took over."""
+
+    state: SenderState
+    next: int = 0
+
+
+@dataclass(eq=False)
+class Receiver:
+    """A receiver's start, and what it handed out by sender."""
+
+    state: ReceiverState
+    taken: dict[str, list[int]] = field(default_factory=dict)
+    held: list[tuple[str, int, Entry]] = field(default_factory=list)
+
+
+class World:
+    """Senders, one receiver and a link that does as it is told."""
+
+    def __init__(self, capacity: Capacity, names: int, chance: random.Random) -> None:
+        self.capacity = capacity
+        self.chance = chance
+        self.now = 0.0
+        self.opened = 0
+        self.senders: dict[str, Sender] = {}
+        self.up: list[tuple[Sender, Hello | Data | Bye]] = []
+        self.down: list[tuple[Sender, Grant]] = []
+        self.receivers: list[Receiver] = []
+        self.retired: list[Sender] = []
+        self.timed_out = False
+        self.restart_receiver()
+        for index in range(names):
+            self.restart_sender(f"sender-{index}")
+
+    @property
+    def receiver(self) -> Receiver:
+        return self.receivers[-1]
+
+    def id(self, name: str) -> str:
+        self.opened += 1
+        return make_id(f"{name}.1", self.opened)
+
+    # ------------------------------------------------------------ what can happen
+
+    def restart_sender(self, name: str) -> None:
+        if name in self.senders:
+            self.retired.append(self.senders[name])
+        self.senders[name] = Sender(SenderState(self.id(name), TIMING))
+
+    def restart_receiver(self) -> None:
+        self.receivers.append(Receiver(ReceiverState(self.id("receiver"), self.capacity, TIMING)))
+
+    def put(self, name: str, steps: int) -> None:
+        sender = self.senders[name]
+        if steps <= sender.state.largest and sender.state.fits(steps):
+            sender.state.put(steps, sender.next)
+            sender.next += 1
+
+    def flush(self, *, lossless: bool = False) -> None:
+        for sender in self.senders.values():
+            self.up += [(sender, message) for message in sender.state.outgoing(self.now)]
+        if not lossless:
+            self.receiver.state.tick(self.now)
+        self.down += self.receiver.state.outgoing(self.now)
+
+    def arrive_up(self, index: int) -> None:
+        sender, message = self.up.pop(index)
+        state = self.receiver.state
+        if isinstance(message, Hello):
+            state.on_hello(self.now, message, sender)
+        elif isinstance(message, Data):
+            state.on_data(self.now, message, sender)
+
+    def arrive_down(self, index: int) -> None:
+        sender, grant = self.down.pop(index)
+        sender.state.on_grant(self.now, grant)
+
+    def take(self) -> None:
+        receiver = self.receiver
+        try:
+            entry = receiver.state.take()
+        except Empty:
+            return
+        receiver.taken.setdefault(entry.peer.id, []).append(entry.record)
+        receiver.held.append((entry.peer.id, entry.record, entry))
+
+    def acknowledge(self, index: int) -> None:
+        receiver = self.receiver
+        if receiver.held:
+            receiver.state.acknowledge(self.now, receiver.held.pop(index % len(receiver.held))[2])
+
+    def elapse(self, seconds: float) -> None:
+        self.now += seconds
+
+    def step(self, *, restarts: bool, pauses: bool) -> None:
+        """Something at random."""
+        chance, roll = self.chance, self.chance.random()
+        name = chance.choice([*self.senders])
+        if roll < 0.25:
+            self.put(name, chance.randint(0, max(1, self.capacity.largest)))
+        elif roll < 0.45 and self.up:
+            self.arrive_up(chance.randrange(len(self.up)))
+        elif roll < 0.60 and self.down:
+            self.arrive_down(chance.randrange(len(self.down)))
+        elif roll < 0.65 and self.up:
+            self.up.pop(chance.randrange(len(self.up)))
+        elif roll < 0.68 and self.up:
+            self.up.append(chance.choice(self.up))
+        elif roll < 0.71 and self.down:
+            self.down.append(chance.choice(self.down))
+        elif roll < 0.74 and self.down:
+            self.down.pop(chance.randrange(len(self.down)))
+        elif roll < 0.82:
+            self.take()
+        elif roll < 0.90:
+            self.acknowledge(chance.randrange(100))
+        elif roll < 0.985:
+            self.elapse(chance.random() * 0.3)
+            self.flush()
+        elif restarts and roll < 0.992:
+            self.restart_sender(name)
+        elif restarts and roll < 0.994:
+            self.restart_receiver()
+        elif pauses:
+            self.elapse(TIMING.peer_timeout)
+            self.receiver.state.tick(self.now)
+
+    def heal(self) -> None:
+        """The link delivers everything in order from now on, and the receiver takes what it gets."""
+        for _ in range(400):
+            self.flush(lossless=True)
+            while self.up:
+                self.arrive_up(0)
+            while self.down:
+                self.arrive_down(0)
+            while self.receiver.state.queued_messages:
+                self.take()
+            while self.receiver.held:
+                self.acknowledge(0)
+            self.elapse(0.05)
+
+    # ------------------------------------------------------------ what must hold
+
+    def check_capacity(self) -> None:
+        state, capacity = self.receiver.state, self.capacity
+        assert state.shares.messages <= capacity.messages
+        assert state.shares.steps <= capacity.steps
+
+    def check_under_way(self) -> None:
+        """Held by the receiver, and sent or to be sent by living senders: together within the capacity."""
+        messages, steps = self.receiver.state.shares.messages, self.receiver.state.shares.steps
+        for sender in self.senders.values():
+            peer = self.receiver.state._peers.get(sender.state.sender)
+            expected = peer.expected if peer is not None else 0
+            absent = [data for data in sender.state._kept if data.sequence >= expected]
+            messages += len(absent)
+            steps += sum(data.steps for data in absent)
+        assert messages <= self.capacity.messages
+        assert steps <= self.capacity.steps
+
+    def check_order(self) -> None:
+        """Each receiver start handed out each sender's messages once and in order."""
+        for receiver in self.receivers:
+            for taken in receiver.taken.values():
+                assert taken == sorted(set(taken))
+
+    def check_complete(self) -> None:
+        """Every message of a living sender was handed out and acknowledged."""
+        for sender in self.senders.values():
+            assert not sender.state.unacknowledged_messages
+            assert sender.state.acknowledged_messages == sender.next
+            seen = {value for receiver in self.receivers for value in receiver.taken.get(sender.state.sender, ())}
+            assert seen == set(range(sender.next))
+
+
+capacities = st.builds(
+    lambda senders, messages, steps: Capacity(messages=messages * senders, steps=steps * senders, senders=senders),
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.integers(1, 40),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(capacities, st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 400))
+def test_one_receiver_gets_everything_once_and_in_order_whatever_the_link_does(
+    capacity: Capacity, names: int, seed: int, steps: int
+) -> None:
+    """Loss, duplication, delay and reordering change nothing; nothing stays behind once the link is good."""
+    world = World(capacity, min(names, capacity.senders), random.Random(seed))
+    for _ in range(steps):
+        world.step(restarts=False, pauses=False)
+        world.check_capacity()
+        world.check_under_way()
+    world.heal()
+    world.check_order()
+    world.check_complete()
+    for sender in world.senders.values():
+        assert world.receiver.taken.get(sender.state.sender, []) == [*range(sender.next)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(capacities, st.integers(1, 5), st.integers(0, 2**32), st.integers(1, 600))
+def test_restarts_and_silence_lose_nothing_of_the_living_and_never_exceed_the_capacity(
+    capacity: Capacity, names: int, seed: int, steps: int
+) -> None:
+    """Whoever restarts or pauses, and with more senders than shares: held stays bounded, the living lose nothing."""
+    world = World(capacity, names, random.Random(seed))
+    for _ in range(steps):
+        world.step(restarts=True, pauses=True)
+        world.check_capacity()
+    while len(world.senders) > capacity.senders:
+        gone = world.senders.pop(next(iter(world.senders)))
+        world.receiver.state.on_bye(Bye(sender=gone.state.sender))
+        world.retired.append(gone)
+    world.up = [(sender, message) for sender, message in world.up if sender not in world.retired]
+    world.elapse(2 * TIMING.peer_timeout)
+    world.flush()
+    world.heal()
+    world.check_order()
+    world.check_complete()
+
+
+@settings(max_examples=100, deadline=None)
+@given(capacities, st.integers(0, 2**32), st.integers(1, 300))
+def test_a_receiver_restart_repeats_only_what_was_not_acknowledged(capacity: Capacity, seed: int, steps: int) -> None:
+    """Over a link in order, the next receiver starts exactly where the sender's acknowledgements ended."""
+    chance = random.Random(seed)
+    world = World(capacity, 1, chance)
+    (sender,) = world.senders.values()
+    for _ in range(steps):
+        world.put("sender-0", chance.randint(0, capacity.largest))
+        world.flush()
+        for _ in range(chance.randint(0, 3)):
+            if world.up:
+                world.arrive_up(0)
+            if world.down:
+                world.arrive_down(0)
+        if chance.random() < 0.5:
+            world.take()
+        if chance.random() < 0.5:
+            world.acknowledge(0)
+        world.elapse(0.02)
+        if chance.random() < 0.03:
+            world.up.clear()
+            world.down.clear()
+            world.restart_receiver()
+            before = sender.state.acknowledged_messages
+            steps_before = sender.state.acknowledged_steps
+            world.heal()
+            assert world.receiver.taken.get(sender.state.sender, []) == [*range(before, sender.next)]
+            assert sender.state.acknowledged_steps_earlier == steps_before
+    world.heal()
+    world.check_complete()
