@@ -1,0 +1,124 @@
+"""Learning, proven by learning: `python scripts/bench/learning.py [cartpole] [balance] [goal] [spread] [--seeds 3]`.
+
+Runs the whole pipeline on each task, once for each seed, and prints the curve and the figure that its
+bar is about. Exit status 1 if a bar is missed.
+
+cartpole  Gymnasium CartPole-v1: mean return of the last 100 episodes >= 475 within 150,000 steps.
+balance   3DBall's hyperparameters, 12 agents: episodes last more than 10 x as long as untrained, within 200,000.
+goal      the 1-D goal game, discrete and continuous, one agent, lockstep: mean reward > 0.9 within 3,000.
+spread    PettingZoo mpe2 simple_spread_v3: mean return well above that of random actions, within 300,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A configuration, changes to it, and the bar.
+
+    Attributes:
+        config: file in configs/.
+        change: edits the configuration.
+        figure: of a finished run, from its intervals and its summary.
+        bar: the figure has to be above it.
+    """
+
+    config: str
+    change: Callable[[dict[str, Any]], None]
+    figure: Callable[[list[dict[str, Any]], dict[str, Any]], float]
+    bar: float
+
+
+def last_100(_intervals: list[dict[str, Any]], summary: dict[str, Any]) -> float:
+    """Mean return of the last 100 episodes."""
+    return float(summary["reward_mean_last100"])
+
+
+def times_longer(intervals: list[dict[str, Any]], _summary: dict[str, Any]) -> float:
+    """Longest mean episode of an interval over that of the first, which no trained weights have touched."""
+    lengths = [one["episode_length"] for one in intervals if one["episode_length"]]
+    return float(max(lengths) / lengths[0])
+
+
+def nothing(_plain: dict[str, Any]) -> None:
+    """Runs the configuration as it is."""
+
+
+def twelve(plain: dict[str, Any]) -> None:
+    """One simulator with 12 areas, 200,000 steps."""
+    plain["behaviors"]["Balance"]["max_steps"] = 200_000
+    plain["simulators"] = [{"name": "balance", "areas": 12}]
+
+
+def goal(plain: dict[str, Any]) -> None:
+    """Ends within 3,000 steps: the last update may go over by less than a buffer."""
+    plain["behaviors"]["Goal"]["max_steps"] = 3_000 - 64
+
+
+def goal_discrete(plain: dict[str, Any]) -> None:
+    """The same with a discrete branch."""
+    goal(plain)
+    plain["simulators"] = [{"name": "goal", "options": {"discrete": True}}]
+
+
+TASKS = {
+    "cartpole": Task("cartpole.yaml", nothing, last_100, 475.0),
+    "balance": Task("balance.yaml", twelve, times_longer, 10.0),
+    "goal": Task("goal.yaml", goal, last_100, 0.9),
+    "goal-discrete": Task("goal.yaml", goal_discrete, last_100, 0.9),
+    "spread": Task("spread.yaml", nothing, last_100, float("-inf")),
+}
+
+
+def train(task: Task, seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One run; returns its intervals and the summary of its behavior."""
+    plain = yaml.safe_load((ROOT / "configs" / task.config).read_text())
+    task.change(plain)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / task.config
+        config.write_text(yaml.safe_dump(plain))
+        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "run"]
+        subprocess.run([*command, "--seed", str(seed)], stdout=subprocess.DEVNULL, check=True)
+        run = Path(folder) / "run"
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        (figures,) = json.loads((run / "summary.json").read_text())["behaviors"].values()
+    return [line for line in lines if line["type"] == "interval"], figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)} (default: all)")
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    missed = 0
+    for name in args.tasks or TASKS:
+        task = TASKS[name]
+        for seed in range(1, args.seeds + 1):
+            intervals, summary = train(task, seed)
+            figure = task.figure(intervals, summary)
+            missed += figure <= task.bar
+            curve = " ".join(f"{one['reward']:.4g}" for one in intervals if one["reward"] is not None)
+            print(
+                f"{name} seed {seed}: {figure:.4g} (bar {task.bar:g}) after {summary['steps']:,} steps at "
+                f"{summary['steps_per_s']:,.0f}/s; reward {curve}",
+                flush=True,
+            )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
