@@ -8,6 +8,7 @@ unblocked by   coordination's "finished"; SIGINT or SIGTERM; a failure beyond th
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 import signal
@@ -328,7 +329,9 @@ class Supervisor:
         open_steps += run.routed[name] + learner.buffered + learner.training
         books = run.books[name]
         counted = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
-        found = Figures(**{**_fields(figures), "books": {**counted, "open": open_steps}})
+        found = dataclasses.replace(
+            figures, steps=learner.trained, updates=learner.updates, books={**counted, "open": open_steps}
+        )
         if not found.balanced:
             self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
         return found
@@ -336,10 +339,6 @@ class Supervisor:
     def _latest(self, service: str, key: str, kind: type[Any]) -> Any:
         record = self._boards[service].latest.get(key)
         return record if isinstance(record, kind) else None
-
-
-def _fields(figures: Figures) -> dict[str, Any]:
-    return {name: getattr(figures, name) for name in Figures.__slots__}
 
 
 class Processes:

@@ -22,7 +22,7 @@ class Figures:
     Attributes:
         steps: trained, in the lineage of the final weights.
         steps_per_s: trained per second while the run was active.
-        updates: published over all starts of the learner.
+        updates: published, as far as the monitor heard; in the summary those in the lineage of the final weights.
         episodes: ended.
         reward_mean_last100: mean return of the last 100 of them.
         books: steps by column: produced, trained, ghost, stale, lost, open.
