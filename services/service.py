@@ -72,6 +72,7 @@ async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], st
             serve = plan.load()
             gc.collect()
             gc.freeze()  # what is imported stays: a full collection need not look at it again
+            gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
             await serve(context)
         tasks.cancel_scope.cancel()
 

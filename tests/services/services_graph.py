@@ -14,7 +14,7 @@ from anyio.abc import ByteStream, TaskGroup
 
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.service import AssemblyState, LearnerState, RunState
-from pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Pong, Reset, Step
+from pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Reset, Step
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.runtime import Context, Run, inline
 from pipeline.settings import parse_settings
@@ -167,44 +167,45 @@ class Graph:
         counter = StepCounter()
         while True:
             try:
-                await self._play(number, game, counter)
+                if self.listener is None:
+                    raise anyio.BrokenResourceError
+                async with self.listener.connect() as stream:
+                    await self._play(stream, number, game, counter)
                 return
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 counter.forget()
                 await anyio.sleep(0.02)
 
-    async def _play(self, number: int, game: Game, counter: StepCounter) -> None:
-        if self.listener is None:
-            raise anyio.BrokenResourceError
-        stream, reader, sequence = self.listener.connect(), FrameReader(), 0
-        async with stream:
-            await stream.send(
-                to_bytes(Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number))
-            )
-            while True:
+    async def _play(self, stream: MemoryStream, number: int, game: Game, counter: StepCounter) -> None:
+        hello = Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number)
+        await stream.send(to_bytes(hello))
+        reader, sequence, due = FrameReader(), 0, anyio.current_time() + 5
+        while True:
+            with anyio.move_on_at(due) as beat:
                 reader.feed(await stream.receive())
-                while (message := reader.next()) is not None:
-                    if isinstance(message, Ping):
-                        await stream.send(to_bytes(Pong()))
-                    if isinstance(message, Fault):
-                        self.faults.append(message)
-                        return
-                    if isinstance(message, Bye):
-                        await stream.send(to_bytes(Bye(steps=counter.steps)))
-                        self.counts[number] = sum(counter.steps.values())
-                        return
-                    if isinstance(message, Reset):
-                        reports = game.reset({}, message.seed)
-                    elif isinstance(message, Act):
-                        for entry in message.actions:
-                            counter.acted(entry.behavior, entry.agents)
-                        await anyio.sleep(self.frame_s)
-                        reports = game.step({entry.behavior: entry for entry in message.actions})
-                    else:
-                        continue
-                    await stream.send(to_bytes(Step(sequence=sequence, reports=tuple(reports))))
-                    counter.sent(reports)
-                    sequence += 1
+            if beat.cancelled_caught:  # a simulator has to ping while it waits
+                await stream.send(to_bytes(Ping()))
+                due += 5
+            while (message := reader.next()) is not None:
+                if isinstance(message, Fault):
+                    self.faults.append(message)
+                    return
+                if isinstance(message, Bye):
+                    await stream.send(to_bytes(Bye(steps=counter.steps)))
+                    self.counts[number] = sum(counter.steps.values())
+                    return
+                if isinstance(message, Reset):
+                    reports = game.reset({}, message.seed)
+                elif isinstance(message, Act):
+                    for entry in message.actions:
+                        counter.acted(entry.behavior, entry.agents)
+                    await anyio.sleep(self.frame_s)
+                    reports = game.step({entry.behavior: entry for entry in message.actions})
+                else:
+                    continue
+                await stream.send(to_bytes(Step(sequence=sequence, reports=tuple(reports))))
+                counter.sent(reports)
+                sequence += 1
 
     def latest(self, service: str, key: str) -> Any:
         """What a service has published last."""

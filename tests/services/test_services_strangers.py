@@ -1,0 +1,111 @@
+"""Peers that break the rules get a typed error within the deadline; the run does not notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from services_graph import Graph, begin
+from trio.testing import MockClock
+
+from pipeline.messages.codec import FrameReader, to_bytes
+from pipeline.messages.simulator import VERSION, Act, BehaviorReport, Decisions, Fault, Hello, Reset, Step
+from pipeline.simulation.goal import Goal
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPECS = dict(Goal().behaviors())
+HELLO = to_bytes(Hello(version=VERSION, name="stranger", behaviors=SPECS))
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+def decisions(**changes: Any) -> Decisions:
+    """Decisions of two agents, with changes."""
+    good = Decisions(
+        agents=np.array([1, 2]),
+        groups=np.zeros(2, np.int64),
+        observations=(np.ones((2, 1), np.float32),),
+        rewards=np.zeros(2, np.float32),
+        group_rewards=np.zeros(2, np.float32),
+    )
+    return dataclasses.replace(good, **changes)
+
+
+def step(sequence: int = 0, behavior: str = "Goal?team=0", **changes: Any) -> bytes:
+    """A Step with these decisions."""
+    report = BehaviorReport(behavior=behavior, decisions=decisions(**changes))
+    return to_bytes(Step(sequence=sequence, reports=(report,)))
+
+
+def other_spec() -> dict[str, BehaviorSpec]:
+    seen = ObservationSpec(name="goal", shape=(3,))
+    return {"Goal?team=0": BehaviorSpec(observations=(seen,), actions=ActionSpec(continuous=1))}
+
+
+STRANGERS: dict[str, tuple[bytes, bytes, str]] = {
+    "garbage": (struct.pack("<II", 64, 40) + bytes(range(56)), b"", "malformed"),
+    "ten gigabytes": (struct.pack("<II", 2**32 - 8, 100), b"", "too_large"),
+    "a header of a gigabyte": (struct.pack("<II", 2**25, 2**24), b"", "too_large"),
+    "another version": (to_bytes(Hello(version=99, name="x", behaviors=SPECS)), b"", "version"),
+    "an unknown behavior": (
+        to_bytes(Hello(version=1, name="x", behaviors={"Nope": SPECS["Goal?team=0"]})),
+        b"",
+        "unknown_behavior",
+    ),
+    "another spec": (to_bytes(Hello(version=1, name="x", behaviors=other_spec())), b"", "specs"),
+    "a step before hello": (step(), b"", "unexpected_message"),
+    "an act of its own": (HELLO, to_bytes(Act(sequence=0, actions=())), "unexpected_message"),
+    "duplicate agents": (HELLO, step(agents=np.array([1, 1])), "duplicate_agent"),
+    "not a number": (HELLO, step(rewards=np.array([0, np.nan], np.float32)), "not_finite"),
+    "a lying shape": (HELLO, step(observations=(np.ones((2, 5), np.float32),)), "shape"),
+    "a skipped step": (HELLO, step(sequence=7), "sequence"),
+    "a behavior it did not name": (HELLO, step(behavior="Other?team=0"), "unknown_behavior"),
+    "silence in mid-handshake": (HELLO[:20], b"", "timeout"),
+    "silence after the reset": (HELLO, b"", "timeout"),
+}
+
+
+async def visit(graph: Graph, first: bytes, second: bytes) -> Fault:
+    """Says `first`, and `second` once asked for a step; returns the answer to it."""
+    assert graph.listener is not None
+    stream, reader = graph.listener.connect(), FrameReader()
+    async with stream:
+        for at in range(0, len(first), 16):  # in small pieces, as a network may deliver it
+            await stream.send(first[at : at + 16])
+        while True:
+            reader.feed(await stream.receive())
+            while (message := reader.next()) is not None:
+                if isinstance(message, Fault):
+                    return message
+                if isinstance(message, Reset) and second:
+                    await stream.send(second)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", STRANGERS)
+async def test_a_stranger_is_told_what_is_wrong_and_the_run_goes_on(tmp_path: Path, name: str) -> None:
+    first, second, code = STRANGERS[name]
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=4)], max_steps=600)
+        await anyio.sleep(0.1)
+        with anyio.fail_after(100):
+            fault = await visit(graph, first, second)
+        assert fault.code == code
+        assert fault.got
+        assert fault.expected
+        assert fault.remedy
+        books = await graph.finish()
+        assert books["trained"] >= 600
+        assert books["lost"] == 0
+        assert books["produced"] == sum(value for term, value in books.items() if term != "produced")
+        assert graph.counts[0] <= books["produced"] <= graph.counts[0] + 1
+        tasks.cancel_scope.cancel()
