@@ -85,9 +85,8 @@ def report(early: dict[str, list[int]], late: dict[str, list[int]]) -> int:
         grown = after - before
         fine = grown < max(0.02 * before, 8e6)
         missed += not fine
-        print(
-            f"{name:24} {before / 1e6:8.1f} MB -> {after / 1e6:8.1f} MB  {grown / 1e6:+6.1f} MB {'' if fine else 'GREW'}"
-        )
+        verdict = "" if fine else "GREW"
+        print(f"{name:24} {before / 1e6:8.1f} MB -> {after / 1e6:8.1f} MB  {grown / 1e6:+6.1f} MB  {verdict}")
     return 1 if missed else 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,9 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path, count: int) -> Non
     file = config(tmp_path, mode="lockstep", count=count, max_steps=12_000, buffer_size=512)
     text = file.read_text()
     if count > 1:  # one of them is slowed at random
-        slow = "  - {name: balance, areas: 8}\n  - {command: [python3, -m, services, simulator, balance, --areas, '8', "
-        slow += "--slow, '4']}\n"
-        text = text.replace("- {name: balance, count: 4, areas: 8}", "- {name: balance, count: 3, areas: 8}\n" + slow)
-        text = text.replace("  - {name: balance, areas: 8}\n", "")
+        command = [sys.executable, "-m", "services", "simulator", "balance", "--areas", "8", "--slow", "4"]
+        slow = f"- {{name: balance, count: 3, areas: 8}}\n  - {{command: {json.dumps(command)}}}"
+        text = text.replace("- {name: balance, count: 4, areas: 8}", slow)
         file.write_text(text)
     first = weights(tmp_path, file, "first")
     assert weights(tmp_path, file, "second") == first

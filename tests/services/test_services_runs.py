@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -120,7 +121,8 @@ def test_the_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
 
 def test_a_service_that_fails_for_good_ends_the_run_with_its_name(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text(config(tmp_path).read_text().replace("name: balance", "command: [python3, -c, 'exit(7)']"))
+    command = json.dumps([sys.executable, "-c", "exit(7)"])
+    file.write_text(config(tmp_path).read_text().replace("name: balance", f"command: {command}"))
     file.write_text(file.read_text().replace(", areas: 8", "").replace("backoff_s: 0.1", "backoff_s: 0, budget: 2"))
     training = Training(tmp_path, str(file))
     assert training.end() == 1
