@@ -49,7 +49,6 @@ class Assembler:
         self.block = Block(min(sizes.horizon, sizes.largest))
         self.received = 0
         self.orphaned = 0
-        self.interrupted = 0
         self.episodes: list[Episodes] = []
         self._began: int | None = None
         self._sequence = 0
@@ -116,7 +115,6 @@ class Assembler:
         if stepped.size:
             rows = self._close(stepped, self.block.waiting_observations(stepped))
             rows.interrupted[:] = True
-            self.interrupted += len(stepped)
         self.block.free(slots)
 
     def _end(self, ended: Ended) -> None:
