@@ -257,9 +257,9 @@ class Ledger:
             if source.agents and room > 0 and 2 * wanted >= self._slice:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
-        version = 0 if self.overlap else self.version
+        # New room comes from an update; used before its weights have arrived, the data would be older than need be.
         return {
-            name: Permit(serial=source.serial, allowance=source.allowance, version=version)
+            name: Permit(serial=source.serial, allowance=source.allowance, version=self.version)
             for name, source in living.items()
         }
 

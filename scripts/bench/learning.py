@@ -6,7 +6,7 @@ bar is about. Exit status 1 if a bar is missed.
 cartpole  Gymnasium CartPole-v1: mean return of the last 100 episodes >= 475 within 150,000 steps.
 balance   3DBall's hyperparameters, 12 agents: episodes last more than 10 x as long as untrained, within 200,000.
 goal      the 1-D goal game, discrete and continuous, one agent, lockstep: mean reward > 0.9 within 3,000.
-spread    PettingZoo mpe2 simple_spread_v3: mean return well above that of random actions, within 300,000.
+spread    PettingZoo mpe2 simple_spread_v3: mean return above -22 within 300,000; untrained it is -27.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ TASKS = {
     "balance": Task("balance.yaml", twelve, times_longer, 10.0),
     "goal": Task("goal.yaml", goal, last_100, 0.9),
     "goal-discrete": Task("goal.yaml", goal_discrete, last_100, 0.9),
-    "spread": Task("spread.yaml", nothing, last_100, float("-inf")),
+    "spread": Task("spread.yaml", nothing, last_100, -22.0),
 }
 
 
