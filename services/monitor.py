@@ -45,6 +45,9 @@ KEY = "metrics"
 SILENT_S = 10.0
 """A service that has not answered for so long is called silent."""
 
+BOARD_PACE_S = 0.5
+"""Numbers come every second; boards change hundreds of times in it."""
+
 
 class Stop(Protocol):
     """What tells the monitor to end, as `anyio.Event`."""
@@ -137,7 +140,7 @@ async def monitor(
     display = console.display(stream, clock)
     try:
         for service in run.services:
-            subscriptions[service] = await transport.subscribe(service)
+            subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
         watch = Watch(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():

@@ -40,6 +40,8 @@ START_S = 90.0
 """A service that has not answered this long after its start is taken for dead."""
 
 _LOOK_S = 0.5
+BOARD_PACE_S = 0.25
+"""Boards change hundreds of times a second; what is decided here can wait that long."""
 
 
 class Host(Protocol):
@@ -116,7 +118,7 @@ class Supervisor:
         began = self._clock()
         async with anyio.create_task_group() as tasks:
             for name in self._run.services:
-                self._boards[name] = await self._transport.subscribe(name)
+                self._boards[name] = await self._transport.subscribe(name, BOARD_PACE_S)
             tasks.start_soon(self._signalled)
             for plan in self._topology.services:
                 self._keep(tasks, plan.name, partial(self._start_service, plan))

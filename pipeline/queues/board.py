@@ -90,7 +90,7 @@ class PublisherState:
             if now - follower.heard_at >= self._timing.peer_timeout:
                 del self._followers[route]
                 continue
-            pushed = self._push(route, follower)
+            pushed = [] if follower.sent > follower.has else self._push(route, follower)
             if follower.answer and not pushed:
                 out.append((route, Alive(publisher=self.publisher, echo=follower.echo), None))
             follower.answer = False
@@ -98,9 +98,12 @@ class PublisherState:
         self._ready.clear()
         return out
 
+    def farewell(self) -> list[tuple[Any, Update | Alive, Any]]:
+        """The last words, to be sent before this end closes: nothing waits for a word from subscribers any more."""
+        return [pushed for route, follower in self._followers.items() for pushed in self._push(route, follower)]
+
     def _push(self, route: Any, follower: Follower) -> list[tuple[Any, Update | Alive, Any]]:
-        if follower.sent > follower.has:
-            return []
+        """What is newer than what was sent."""
         news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > follower.sent]
         pushed: list[tuple[Any, Update | Alive, Any]] = []
         for key, revision, payload in news:
@@ -113,10 +116,17 @@ class PublisherState:
 
 
 class SubscriberState:
-    """A subscriber's half of a board."""
+    """A subscriber's half of a board.
 
-    def __init__(self, timing: Timing) -> None:
+    Args:
+        timing: intervals.
+        pace: seconds from an update to the word that lets the next one come: 0 for all there is,
+            more for a reader that only now and then looks.
+    """
+
+    def __init__(self, timing: Timing, pace: float = 0.0) -> None:
         self._timing = timing
+        self._pace = pace
         self.publisher = ""
         self.latest: dict[str, Any] = {}
         self.heard_at = -math.inf
@@ -124,12 +134,12 @@ class SubscriberState:
         self._serial = 0
         self._believed = 0  # another publisher is believed only if it echoes a later Have than this
         self._said_at = -math.inf
-        self._received = False  # something to confirm
+        self._confirm_at = math.inf
 
     @property
     def deadline(self) -> float:
         """When `outgoing` has something at the latest, if nothing else happens."""
-        return -math.inf if self._received else self._said_at + self._timing.heartbeat
+        return min(self._confirm_at, self._said_at + self._timing.heartbeat)
 
     def linked(self) -> None:
         """The link came up."""
@@ -150,7 +160,7 @@ class SubscriberState:
         """A record arrived. Returns whether it is new."""
         if not self.on_alive(now, update):
             return False
-        self._received = True
+        self._confirm_at = min(self._confirm_at, now + self._pace)
         if update.revision <= self._revision or update.after > self._revision:
             return False
         self._revision = update.revision
@@ -160,9 +170,9 @@ class SubscriberState:
     def outgoing(self, now: float) -> Have | None:
         """What to send now."""
         ping = self._said_at + self._timing.heartbeat <= now
-        if not (ping or self._received):
+        if not ping and self._confirm_at > now:
             return None
-        self._received = False
+        self._confirm_at = math.inf
         self._serial += 1
         if ping:
             self._said_at = now

@@ -82,10 +82,14 @@ class BoardEnd:
         self._poll()
 
     def close(self, *, farewell: bool = True) -> None:
-        """Closes this end at once. There is nothing to tell the subscribers, farewell or not."""
-        if not self._closed:
-            self._closed = True
-            self._release()
+        """Closes this end at once; without `farewell` as a crash would, without the last words."""
+        if self._closed:
+            return
+        if farewell:
+            for route, message, payload in self._state.farewell():
+                self._transmit(route, message, payload)
+        self._closed = True
+        self._release()
 
     async def aclose(self) -> None:
         """Closes this end; subscribers keep what they have."""
@@ -102,6 +106,7 @@ class SubscriptionEnd:
         transmit: sends one message to the publisher, or loses it; never waits.
         poll: hands over what has arrived; called after sending, which may have hidden an arrival.
         release: frees what the shell holds for this end; called once, when it closes.
+        pace: seconds between updates at least.
     """
 
     def __init__(
@@ -111,8 +116,9 @@ class SubscriptionEnd:
         transmit: Callable[[Have], None],
         poll: Callable[[], None],
         release: Callable[[], None],
+        pace: float = 0.0,
     ) -> None:
-        self._state = SubscriberState(timing)
+        self._state = SubscriberState(timing, pace)
         self._clock = clock
         self._transmit = transmit
         self._poll = poll
@@ -173,8 +179,8 @@ class SubscriptionEnd:
         have = self._state.outgoing(self._clock())
         if have is not None:
             self._transmit(have)
-            self.timer.advance(self._state.deadline)
             self._poll()
+        self.timer.advance(self._state.deadline)
 
     def close(self, *, farewell: bool = True) -> None:
         """Closes this end at once; without `farewell` as a crash would."""

@@ -15,7 +15,7 @@ from pipeline.messages import codec
 from pipeline.messages.codec import Buffer, Limits
 from pipeline.queues.wire import Alive, Bye, Data, Grant, Have, Hello, Update
 
-LARGE: Final = 65536
+LARGE: Final = 262144
 """Bytes from which a message's frames are shared with the socket instead of copied."""
 
 _HEAD: Final = struct.Struct("<cQQ")  # kind, sequence, steps; the sender's id follows

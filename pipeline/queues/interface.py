@@ -258,5 +258,5 @@ class Transport(Protocol):
     async def board(self, service: str) -> Board:
         """The publishing end of `service`'s board."""
 
-    async def subscribe(self, service: str) -> Subscription:
-        """A subscription to `service`'s board."""
+    async def subscribe(self, service: str, pace: float = 0.0) -> Subscription:
+        """A subscription to `service`'s board, which is told of changes every `pace` seconds at most."""

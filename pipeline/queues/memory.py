@@ -202,8 +202,8 @@ class MemoryTransport:
             subscription.linked()
         return end
 
-    async def subscribe(self, service: str) -> SubscriptionEnd:
-        """A subscription to `service`'s board."""
+    async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
+        """A subscription to `service`'s board, which is told of changes every `pace` seconds at most."""
         hub, scope = self.hub, self._scope
         mates = hub.subscriptions.setdefault(service, [])
 
@@ -217,6 +217,7 @@ class MemoryTransport:
             transmit=lambda have: hub.post(lambda: hub.to_publisher(service, have, end)),
             poll=_nothing,
             release=release,
+            pace=pace,
         )
         mates.append(end)
         scope.add(end, end.timer)

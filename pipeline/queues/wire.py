@@ -34,7 +34,7 @@ class Timing:
     heartbeat: float = 1.0
     retry: float = 0.25
     peer_timeout: float = 10.0
-    acknowledge: float = 0.005
+    acknowledge: float = 0.01
 
 
 DEFAULT_TIMING: Final = Timing()

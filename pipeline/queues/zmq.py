@@ -298,8 +298,8 @@ class ZmqTransport:
         self._scope.add(end)
         return end
 
-    async def subscribe(self, service: str) -> SubscriptionEnd:
-        """A subscription to `service`'s board.
+    async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
+        """A subscription to `service`'s board, which is told of changes every `pace` seconds at most.
 
         Raises:
             QueueError: no endpoint named "board:" and the service, or none that can be connected to.
@@ -316,6 +316,7 @@ class ZmqTransport:
             transmit=lambda have: link.send(framing.to_publisher(have)),
             poll=link.poll,
             release=release,
+            pace=pace,
         )
         link.open(lambda frames, _: end.received(*framing.from_publisher(frames, self._limits)), end.flush, end.linked)
         self._scope.add(end, end.timer)

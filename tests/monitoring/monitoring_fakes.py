@@ -43,7 +43,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.subscriptions: dict[str, FakeSubscription] = {}
 
-    async def subscribe(self, service: str) -> FakeSubscription:
+    async def subscribe(self, service: str, pace: float = 0.0) -> FakeSubscription:
         return self.subscriptions.setdefault(service, FakeSubscription())
 
     def __getattr__(self, name: str) -> Any:

@@ -38,7 +38,7 @@ class World:
 
     def subscribe(self) -> None:
         self.routes += 1
-        self.subscribers[self.routes] = SubscriberState(TIMING)
+        self.subscribers[self.routes] = SubscriberState(TIMING, pace=self.chance.choice([0.0, 0.0, 0.4, 3.0]))
 
     def publish(self, key: str, number: int) -> None:
         self.publisher.publish(key, number)
@@ -130,6 +130,38 @@ def test_a_slow_subscriber_skips_what_was_replaced() -> None:
     meet(publisher, subscriber, 1.0)
     assert meet(publisher, subscriber, 2.0) + meet(publisher, subscriber, 3.0) >= 1
     assert subscriber.latest == {"a": 99}
+
+
+def test_a_subscriber_with_a_pace_gets_one_push_in_that_time() -> None:
+    """A reader that only now and then looks is not woken by every change, and gets the latest all the same."""
+    timing = Timing(heartbeat=60.0)
+    publisher, subscriber = PublisherState("p.1#1~0", timing), SubscriberState(timing, pace=0.5)
+    meet(publisher, subscriber)
+    updates = 0
+    for tick in range(1, 21):
+        publisher.publish("a", tick)
+        for _, message, payload in publisher.outgoing(tick / 10):
+            updates += subscriber.on_update(tick / 10, message, payload)
+        updates += meet(publisher, subscriber, tick / 10)
+    assert updates == 4
+    assert subscriber.deadline <= 2.5
+    meet(publisher, subscriber, 2.5)
+    assert subscriber.latest == {"a": 20}
+
+
+def test_the_last_words_do_not_wait_for_a_word_from_the_subscriber() -> None:
+    """What was published since the last push reaches a subscriber that has not confirmed that push."""
+    timing = Timing(heartbeat=60.0)
+    publisher, subscriber = PublisherState("p.1#1~0", timing), SubscriberState(timing, pace=0.5)
+    meet(publisher, subscriber)
+    sent = []
+    for number in range(3):
+        publisher.publish("a", number)
+        sent += publisher.outgoing(0.0)
+    for _, message, payload in [*sent, *publisher.farewell()]:
+        subscriber.on_update(0.1, message, payload)
+    assert len(sent) == 1
+    assert subscriber.latest == {"a": 2}
 
 
 def test_a_push_that_crossed_a_ping_is_not_sent_twice() -> None:

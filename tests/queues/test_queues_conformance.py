@@ -548,6 +548,22 @@ async def test_a_subscriber_gets_what_is_published(board_world: World) -> None:
             assert subscription.heard_age < 10
 
 
+@pytest.mark.parametrize("pace", [0.0, 60.0])
+async def test_the_last_words_of_a_board_arrive(board_world: World, pace: float) -> None:
+    """What was published just before the end was closed reaches every subscriber, whatever its pace."""
+    with anyio.fail_after(30):
+        async with board_world.transport("stepping-0.1") as ours, board_world.transport("reader.1") as theirs:
+            board, subscription = await ours.board(BOARD), await theirs.subscribe(BOARD, pace)
+            board.publish("a", Ping(number=0))
+            await subscription.changed()
+            for number in range(1, 50):
+                board.publish("a", Ping(number=number))
+            await board.aclose()
+            while subscription.latest["a"].number < 49:
+                await subscription.changed()
+            assert subscription.latest["a"].number == 49
+
+
 async def test_the_latest_wins_and_nothing_old_comes_after_it(board_world: World) -> None:
     with anyio.fail_after(30):
         async with board_world.transport("stepping-0.1") as ours, board_world.transport("reader.1") as theirs:
