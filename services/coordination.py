@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from pipeline.coordination.ledger import Ledger
-from pipeline.errors import Closed
+from pipeline.errors import Closed, ServiceError
 from pipeline.files import write_atomically
 from pipeline.messages.service import (
     BehaviorSpecs,
@@ -140,8 +140,11 @@ class Coordination:
         if not isinstance(state, LearnerState):
             return
         earlier = route.taken_before + route.sender.statistics().acknowledged_steps_earlier
+        unrecorded = route.ledger.unrecorded
         route.ledger.learner(state, earlier)
         self._log_incidents(route)
+        if unrecorded := route.ledger.unrecorded - unrecorded:
+            self._context.log.warning("books_behind_weights", behavior=route.name, start=state.start, steps=unrecorded)
         route.done = state.done
         self.publish()
 
@@ -236,10 +239,20 @@ class Coordination:
             self.routes[name].release(count)
 
     def restore(self) -> None:
-        """Goes on from what an earlier start has written, if there is anything."""
+        """Goes on from what an earlier start has written, if there is anything.
+
+        Raises:
+            ServiceError: a loss of power or another hand has spoilt the file.
+        """
         if not self._path.exists():
             return
-        plain = json.loads(self._path.read_text())
+        try:
+            plain = json.loads(self._path.read_bytes())
+        except ValueError as error:
+            raise ServiceError(
+                f"got {self._path}, which can not be read ({error}); expected the books of this run; "
+                "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
+            ) from error
         for name, saved in plain.items():
             route = self.routes.get(name)
             if route is None:

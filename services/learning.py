@@ -57,18 +57,36 @@ class Learning:
         self._warned = False
 
     async def begin(self, versions_seen: int) -> None:
-        """Goes on from the newest checkpoint, if this start is not the first; publishes the weights."""
-        if (self._context.run.resumed or not self._context.first) and self._folder.newest_first():
-            checkpoint = await self._context.compute(self._folder.load_latest)
-            self._learner.restore(checkpoint)
-            self._context.log.info(
-                "restored", trained=self._learner.trained, version=self._learner.version, notice=True
-            )
-        if versions_seen >= self._learner.version or not self._context.first:
-            self._learner.raise_version(versions_seen)
+        """Goes on from the newest checkpoint, if this start is not the first; publishes the weights.
+
+        Args:
+            versions_seen: highest version that coordination knows of. It may not have heard of the last ones.
+        """
+        if self._context.run.resumed or not self._context.first:
+            await self._go_on(versions_seen)
         every = self._behavior.steps_between_checkpoints
         self._next_checkpoint = (self._learner.trained // every + 1) * every
         self.publish(weights=True)
+
+    async def _go_on(self, versions_seen: int) -> None:
+        """Takes the newest checkpoint, and a version above every one that was given out.
+
+        Above the noted one, which no start of ours has published beyond; and above what coordination has
+        seen, because its permits name that version, and after a loss of power its books may be the newer.
+        """
+        noted = await self._context.compute(self._folder.noted_version)
+        restored = bool(self._folder.newest_first())
+        if restored:
+            self._learner.restore(await self._context.compute(self._folder.load_latest))
+        saved = self._learner.version
+        self._learner.raise_version(max(noted, versions_seen))
+        self._context.log.info(
+            "restored" if restored else "nothing_to_restore",
+            trained=self._learner.trained,
+            saved=saved,
+            version=self._learner.version,
+            notice=True,
+        )
 
     async def loop(self) -> None:
         """Updates until `max_steps`, or until the queue is closed."""
@@ -98,6 +116,7 @@ class Learning:
         """Publishes the state, after the weights where they are new: a permit then never comes before them."""
         learner = self._learner
         if weights:
+            self._folder.note_version(learner.version)  # first: whatever dies in between, no version is given twice
             self._policies.publish("weights", learner.weights())
         self._board.publish(
             "state",
@@ -138,6 +157,10 @@ class Learning:
                 self.publish()
                 continue
             closing = self._take(await self._receiver.get())
+            # Every source that a cut names sends a marker; the first ends the collection. In lockstep only one lives:
+            # the settings refuse several stepping processes there, else this would have to wait for all markers.
+            # Just after stepping died, a cut may name its former start too. Should that marker come first, this update
+            # is smaller and the rest trains a version later: a run that lost a process repeats no other in any case.
             if self._lockstep and closing and self._learner.buffered:
                 break
         self._context.waiting_for = ""

@@ -116,6 +116,16 @@ class Incident:
 class Ledger:
     """The budget and the books of one behavior.
 
+    Attributes:
+        ghost: steps discarded as ghost.
+        stale: steps dropped as too old, by all learner starts.
+        lost_learning: steps that learners had taken and the weights restored after them do not hold.
+        unrecorded: steps in restored weights that the books had not heard of; they count as produced.
+        trained: steps in the lineage of the current weights.
+        training: steps in the update under way.
+        cut: the latest.
+        version: highest that a learner said it had published.
+
     Args:
         buffer_size: steps of an update.
         overlap: 1 lets one buffer be collected while another is trained, 0 is lockstep.
@@ -131,6 +141,7 @@ class Ledger:
         self.ghost = 0
         self.stale = 0
         self.lost_learning = 0
+        self.unrecorded = 0
         self.trained = 0
         self.training = 0
         self.cut = Cut(serial=0, marks={})
@@ -146,7 +157,7 @@ class Ledger:
     @property
     def produced(self) -> int:
         """Steps produced so far."""
-        return sum(source.produced for source in self.sources.values())
+        return self.unrecorded + sum(source.produced for source in self.sources.values())
 
     @property
     def lost(self) -> int:
@@ -161,7 +172,7 @@ class Ledger:
     @property
     def in_flight(self) -> int:
         """Steps produced or permitted that no finished update has used."""
-        return sum(source.committed for source in self.sources.values()) - self.done
+        return self.unrecorded + sum(source.committed for source in self.sources.values()) - self.done
 
     @property
     def waiting(self) -> int:
@@ -233,11 +244,15 @@ class Ledger:
         """
         lost = 0
         if state.start != self._learner:
-            held = taken_earlier - self.stale - self.ghost - self.lost_learning
+            held = self.unrecorded + taken_earlier - self.stale - self.ghost - self.lost_learning
             # It may have trained before we heard of it: that was not restored.
             own = state.taken - state.training - state.buffered - state.stale
-            lost = max(0, held - (state.trained - own))
+            kept = state.trained - own
+            lost = max(0, held - kept)
             self.lost_learning += lost
+            # Where everything died at once, a checkpoint may be newer than the books, which are not flushed to the
+            # disk. What it holds beyond them was produced; without it the budget would allow as much more in flight.
+            self.unrecorded += max(0, kept - held)
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
             self._learner, self._learner_stale = state.start, 0
         self.stale += state.stale - self._learner_stale
@@ -327,7 +342,8 @@ class Ledger:
             self.incidents.append(Incident(stage=stage, start=start, steps=steps, cause=cause))
 
 
-_SAVED = ("ghost", "stale", "lost_learning", "trained", "training", "version", "_learner", "_learner_stale", "_cut_at")
+_COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
+_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_cut_at")
 
 
 def _unused(source: Source) -> int:

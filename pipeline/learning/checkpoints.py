@@ -5,6 +5,7 @@
                      optimizer.safetensors   moments of Adam, random state
                      state.json              all else, and the SHA-256 of the other two and of itself
     DIR/BEHAVIOR/recovery-000000013000-0008/ steps and version; the newest only
+    DIR/BEHAVIOR/version                     highest policy version ever given out, in decimal
 
 A checkpoint is written beside its place, flushed to the disk and then renamed, and none is ever
 written over: a crash leaves the old ones and perhaps a `.partial-` folder, which the next save
@@ -29,6 +30,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from pipeline.errors import CheckpointError
+from pipeline.files import sync_folder, write_atomically
 from pipeline.networks.weights import Arrays, non_finite
 
 FORMAT: Final = 1
@@ -36,6 +38,7 @@ FORMAT: Final = 1
 _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
 _STATE: Final = "state.json"
+_VERSION: Final = "version"
 _FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
@@ -138,6 +141,26 @@ class CheckpointFolder:
             offer = f"remove it to go on from {good}, the last good one" if good else "start afresh: no other is good"
             raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer, last_good=good) from damage
 
+    def note_version(self, version: int) -> None:
+        """Keeps `version` as given out; to be called before its weights are published.
+
+        Raises:
+            OSError: the disk is full or the folder can not be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Not flushed to the disk: this runs once per update, and a flush may take longer than a small update does.
+        # What was written survives the death of the process, kill -9 included. Only a loss of power can take it
+        # back; that also ends every process that had got the version, so that giving it out again harms nobody.
+        write_atomically(self.path / _VERSION, str(version).encode(), durable=False)
+
+    def noted_version(self) -> int:
+        """The version noted last; 0 where none was, or where a loss of power took it."""
+        try:
+            text = (self.path / _VERSION).read_bytes()
+        except FileNotFoundError:
+            return 0
+        return int(text) if text.isdigit() else 0
+
     def _write(self, checkpoint: Checkpoint, name: str) -> Path:
         if bad := non_finite(checkpoint.weights):
             raise CheckpointError(
@@ -156,9 +179,9 @@ class CheckpointFolder:
         partial = self._empty_partial(name)
         for file, content in _files(checkpoint).items():
             _flush(partial / file, content)
-        _flush_folder(partial)
+        sync_folder(partial)
         partial.rename(final)
-        _flush_folder(self.path)
+        sync_folder(self.path)
         return final
 
     def _empty_partial(self, name: str) -> Path:
@@ -273,13 +296,3 @@ def _flush(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    if os.name == "nt":  # a folder can not be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

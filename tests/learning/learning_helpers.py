@@ -60,14 +60,7 @@ def segments(
         masks[::2, 0] = True
     continuous, discrete, log_probs = actor.act(observations, masks, torch.Generator().manual_seed(seed))
     columns = {
-        "behavior": "Test",
-        "source": "stepping-0.1",
-        "origin": "assembly.1",
-        "sequence": 1,
-        "began": 0,
-        "orphaned": 0,
-        "received": rows,
-        "cut": 0,
+        **_head(rows),
         "lengths": lengths,
         "observations": observations,
         "next_observations": following,
@@ -78,7 +71,23 @@ def segments(
         "rewards": random.standard_normal(rows, np.float32),
         "group_rewards": np.zeros(rows, np.float32),
         "versions": np.broadcast_to(np.asarray(versions, np.int64), rows).copy(),
-        "terminated": np.zeros(count, np.bool_) if terminated is None else np.asarray(terminated, np.bool_),
+        **_ends(count),
+    }
+    if terminated is not None:
+        columns["terminated"] = np.asarray(terminated, np.bool_)
+    return Segments(**(columns | fields))
+
+
+def _head(rows: int) -> dict:
+    """What a message says of itself: the first of its origin, and no cut."""
+    names = {"behavior": "Test", "source": "stepping-0.1", "origin": "assembly.1"}
+    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "cut": 0}
+
+
+def _ends(count: int) -> dict:
+    """Columns of `count` segments that are open at their end, of as many agents without groups."""
+    return {
+        "terminated": np.zeros(count, np.bool_),
         "interrupted": np.zeros(count, np.bool_),
         "group_ended": np.zeros(count, np.bool_),
         "teams": np.zeros(count, np.int32),
@@ -87,7 +96,6 @@ def segments(
         "simulators": np.zeros(count, np.int32),
         "episodes": no_episodes(),
     }
-    return Segments(**(columns | fields))
 
 
 def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: int = 3000, window: int = 100) -> float:

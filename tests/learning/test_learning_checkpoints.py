@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,3 +155,46 @@ def test_weights_with_nan_are_never_saved(folder):
 def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
     with pytest.raises(CheckpointError, match="rename the behavior"):
         CheckpointFolder(tmp_path, name)
+
+
+# ---------------------------------------------------------------- the highest version given out
+
+
+def test_the_version_noted_last_is_read_back_and_is_no_checkpoint(folder):
+    assert folder.noted_version() == 0
+    for version in (1, 2, 130):
+        folder.note_version(version)
+        assert folder.noted_version() == version
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("moment", ["write", "replace"])
+def test_a_crash_while_noting_leaves_the_version_before(folder, monkeypatch, moment):
+    folder.note_version(7)
+
+    def crash(*_):
+        raise OSError("killed")
+
+    if moment == "write":
+        monkeypatch.setattr(os, "fdopen", crash)
+    else:
+        monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(OSError, match="killed"):
+        folder.note_version(8)
+    monkeypatch.undo()
+    assert folder.noted_version() == 7
+
+
+@pytest.mark.parametrize("left", [b"", b"\0\0\0", b"7x", b"-3"])
+def test_a_note_that_a_loss_of_power_has_spoilt_is_none(folder, left):
+    folder.note_version(7)
+    (folder.path / "version").write_bytes(left)
+    assert folder.noted_version() == 0
+
+
+def test_a_note_costs_no_wait_for_the_disk(folder, monkeypatch):
+    """It is written once per update."""
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    folder.note_version(7)
+    assert flushed == []

@@ -1,0 +1,21 @@
+"""How hypothesis draws its examples.
+
+`repeatable`, the default: the same examples at every run, on every machine. A test that fails here
+fails again.
+
+`search`: new examples at every run, more of them where a test does not say how many, and what failed is
+kept and tried first. `HYPOTHESIS_PROFILE=search pytest tests/queues tests/coordination`
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more of the machine and of what else it does than of the example.
+_ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+
+settings.register_profile("repeatable", derandomize=True, **_ANY_MACHINE)
+settings.register_profile("search", derandomize=False, max_examples=1000, **_ANY_MACHINE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

@@ -1,0 +1,220 @@
+"""The rules of the budget, the cuts and the books, one at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from coordination_parts import produced, segments
+
+from pipeline.coordination.ledger import Ledger
+from pipeline.messages.service import LearnerState
+
+
+def ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> Ledger:
+    return Ledger(buffer_size=buffer_size, overlap=overlap, processes=processes)
+
+
+def state(start: int = 1, **changed: Any) -> LearnerState:
+    """Of a learner that has taken what it says it has; only a later start can have trained steps from a checkpoint."""
+    terms = ("training", "buffered", "stale", *(("trained",) if start == 1 else ()))
+    changed.setdefault("taken", sum(changed.get(term, 0) for term in terms))
+    return replace(LearnerState(behavior="B", start=f"learning-B.{start}", version=1, updates=0, trained=0), **changed)
+
+
+@pytest.mark.parametrize(("overlap", "allowance"), [(0, 100), (1, 200)])
+def test_the_first_permit_is_the_budget(overlap: int, allowance: int) -> None:
+    """A lone source with agents may go as far as the budget; one without gets nothing."""
+    books = ledger(overlap=overlap)
+    books.stepped("stepping-0.1", produced(0, 0, 0, 0))
+    assert books.permits()["stepping-0.1"].allowance == 0
+    books.stepped("stepping-0.1", produced(0, 0, 0, 12))
+    assert books.permits()["stepping-0.1"].allowance == allowance
+
+
+def test_an_unused_permit_goes_to_others_once_its_source_has_no_agents() -> None:
+    """What a source gives back is room for the next."""
+    books = ledger(processes=2)
+    for name in ("a.1", "b.1"):
+        books.stepped(name, produced(0, 0, 0, 5))
+    first = books.permits()
+    assert first["a.1"].allowance == first["b.1"].allowance == 25
+    before = books.in_flight
+    books.stepped("a.1", produced(3, first["a.1"].serial, 3, 0))
+    assert books.in_flight == before - 22
+    assert books.permits()["a.1"].allowance == 3
+
+
+def test_a_give_back_that_crosses_a_newer_permit_is_not_mistaken_for_it() -> None:
+    """An answer to an older permit says nothing of the newer one."""
+    books = ledger(processes=2)
+    books.stepped("a.1", produced(0, 0, 0, 5))
+    books.permits()
+    books.stepped("a.1", produced(20, 1, 25, 5))
+    newer = books.permits()["a.1"]
+    assert newer.serial == 2
+    books.stepped("a.1", produced(20, 1, 20, 0))
+    assert books.sources["a.1"].allowance == newer.allowance
+
+
+def test_segments_sent_again_are_counted_once() -> None:
+    """A message with a number that was counted changes nothing."""
+    books = ledger()
+    message = segments("s.1", "a.1", 1, steps=7, began=0, received=9, orphaned=2)
+    assert books.routed(message) == 2
+    before = books.to_plain()
+    assert books.routed(message) == 0
+    assert books.to_plain() == before
+
+
+def test_a_new_assembly_start_loses_what_never_came() -> None:
+    """What had been produced when it first heard of the source and is in no segment is lost, with an incident."""
+    books = ledger()
+    books.routed(segments("s.1", "a.1", 1, steps=30, began=0, received=50, orphaned=0))
+    assert books.routed(segments("s.1", "a.2", 1, steps=0, began=52, received=56, orphaned=4)) == 26
+    assert books.routed(segments("s.1", "a.2", 2, steps=5, began=52, received=61, orphaned=4)) == 0
+    assert books.lost == 26
+    assert books.sources["s.1"].missing == 61 - 26 - 35
+    (incident,) = books.take_new_incidents()
+    assert (incident.stage, incident.start, incident.steps) == ("assembly", "a.2", 26)
+    assert books.take_new_incidents() == []
+
+
+def test_what_an_assembly_start_had_that_never_spoke_is_lost() -> None:
+    """The first message of all may come from the second assembly start: what the first one had is lost."""
+    books = ledger()
+    books.stepped("s.1", produced(40, 1, 200, 4))
+    assert books.routed(segments("s.1", "a.2", 1, steps=8, began=30, received=40, orphaned=2)) == 32
+    assert books.routed(segments("s.1", "a.3", 1, steps=0, began=40, received=40, orphaned=0)) == 0
+    assert books.sources["s.1"].missing == 0
+
+
+def test_what_comes_late_of_an_earlier_start_is_not_lost() -> None:
+    """A message of a dead assembly start that arrives after its successor's first is taken off the loss again."""
+    books = ledger()
+    books.routed(segments("s.1", "a.1", 1, steps=10, began=0, received=50, orphaned=0))
+    assert books.routed(segments("s.1", "a.2", 1, steps=0, began=50, received=50, orphaned=0)) == 40
+    books.routed(segments("s.1", "a.1", 2, steps=15, began=0, received=50, orphaned=0))
+    assert (books.lost, books.sources["s.1"].received) == (25, 25)
+
+
+def test_steps_that_came_are_never_counted_as_lost() -> None:
+    """Parts sent again to a new assembly start, whose steps the old one had already delivered, lose nothing."""
+    books = ledger()
+    books.routed(segments("s.1", "a.1", 1, steps=60, began=0, received=60, orphaned=0))
+    lost = books.routed(segments("s.1", "a.2", 1, steps=0, began=48, received=60, orphaned=12))
+    assert lost == 0
+    assert books.sources["s.1"].missing == 0
+
+
+def test_a_learner_that_starts_anew_loses_what_its_weights_do_not_hold() -> None:
+    """Steps taken by earlier starts and not in the restored lineage are lost; a later word of it loses no more."""
+    books = ledger()
+    books.routed(segments("s.1", "a.1", 1, steps=180, began=0, received=190, orphaned=0))
+    assert books.learner(state(trained=100, training=60), 0) == 0
+    assert books.learner(state(2, trained=40), 180) == 140
+    assert books.learner(state(2, trained=40), 180) == 0
+    assert (books.trained, books.lost, books.training) == (40, 140, 0)
+    assert books.books().open == 10
+    assert books.learner(state(3, trained=40), 185) == 5
+
+
+def test_what_a_new_learner_start_has_trained_by_itself_hides_no_loss() -> None:
+    """Coordination may hear of a new start only after its first update: the loss is that of the restored weights."""
+    books = ledger()
+    books.learner(state(trained=100, training=60), 0)
+    later = state(2, trained=240, taken=260, training=30, buffered=20, stale=10)
+    assert books.learner(later, 180) == 180 - 40
+    assert (books.trained, books.lost, books.stale) == (240, 140, 10)
+
+
+@pytest.mark.parametrize("books_hold", [0, 60, 180])
+def test_weights_that_hold_more_than_the_books_are_taken_at_their_word(books_hold: int) -> None:
+    """Where power failed, a checkpoint may be newer than the books: they balance, and the budget is what it was."""
+    books = ledger()
+    if books_hold:
+        books.routed(segments("s.1", "a.1", 1, steps=books_hold, began=0, received=books_hold, orphaned=0))
+        books.source_closed("s.1")
+    assert books.learner(state(2, trained=200), books_hold) == 0
+    assert books.unrecorded == 200 - books_hold
+    assert (books.produced, books.trained, books.lost, books.books().open) == (200, 200, 0, 0)
+    assert books.in_flight == 0
+    books.stepped("s.2", produced(0, 0, 0, 4))
+    assert books.permits()["s.2"].allowance == books.budget
+    twin = ledger()
+    twin.restore(json.loads(json.dumps(books.to_plain())))
+    assert twin.produced == 200
+    assert books.learner(state(3, trained=150), books_hold) == 50
+    assert (books.produced, books.trained, books.lost, books.books().open) == (200, 150, 50, 0)
+
+
+def test_stale_steps_of_all_starts_add_up() -> None:
+    """A learner counts from its start; the books count from the beginning."""
+    books = ledger()
+    books.learner(state(stale=5), 0)
+    books.learner(state(stale=7), 0)
+    books.learner(state(2, stale=1), 7)
+    assert books.stale == 8
+    assert books.lost == 0
+
+
+def test_permits_wait_for_the_learners_version() -> None:
+    """A permit names the version to act with, in both modes: the room it gives comes from that update."""
+    for overlap in (0, 1):
+        books = ledger(overlap=overlap)
+        books.stepped("s.1", produced(0, 0, 0, 4))
+        books.learner(state(version=9), 0)
+        assert books.permits()["s.1"].version == 9
+
+
+def test_one_buffer_is_cut_for_once() -> None:
+    """A cut is made when a buffer waits, and again only after the learner's position has changed."""
+    books = ledger()
+    books.stepped("s.1", produced(99, 1, 200, 4))
+    assert not books.next_cut()
+    books.stepped("s.1", produced(100, 1, 200, 4))
+    assert books.next_cut()
+    assert books.cut.marks == {"s.1": 100}
+    books.stepped("s.1", produced(149, 1, 200, 4))
+    assert not books.next_cut()
+    books.learner(state(training=100), 0)
+    books.stepped("s.1", produced(199, 1, 200, 4))
+    assert not books.next_cut()
+    books.stepped("s.1", produced(200, 1, 200, 4))
+    assert books.next_cut()
+    assert books.cut.serial == 2
+
+
+def test_an_idle_learner_gets_another_cut_when_half_a_buffer_more_has_come() -> None:
+    """Steps that a crash took count as waiting until they are missed: the cut for them brought too few."""
+    books = ledger()
+    books.stepped("s.1", produced(100, 1, 200, 4))
+    assert books.next_cut()
+    books.stepped("s.1", produced(149, 1, 200, 4))
+    assert not books.next_cut()
+    books.stepped("s.1", produced(150, 1, 200, 4))
+    assert books.next_cut()
+    assert not books.next_cut()
+
+
+def test_a_death_or_a_birth_among_the_sources_renews_the_cut() -> None:
+    """A cut that a dead source can not complete is made again; of that source it takes what has arrived."""
+    books = ledger()
+    books.stepped("stepping-0.1", produced(100, 1, 200, 4))
+    assert books.next_cut()
+    books.source_gone("stepping-0.1")
+    assert books.next_cut()
+    assert books.cut.marks == {"stepping-0.1": 0}
+    books.source_gone("stepping-0.1")
+    assert not books.next_cut()
+    books.stepped("stepping-0.2", produced(0, 0, 0, 4))
+    assert books.next_cut()
+    assert books.cut.marks == {"stepping-0.1": 0, "stepping-0.2": 0}
+    books.routed(segments("stepping-0.1", "a.1", 1, steps=98, began=0, received=98, orphaned=0))
+    assert books.source_closed("stepping-0.1") == 2
+    books.learner(state(training=98), 0)
+    books.stepped("stepping-0.2", produced(100, 1, 102, 4))
+    assert books.next_cut()
+    assert books.cut.marks == {"stepping-0.2": 100}
