@@ -142,7 +142,7 @@ class Assembly:
             )
             totals[f"open_steps/{name}"] = totals.get(f"open_steps/{name}", 0) + assembler.open_steps
             totals[f"episodes_open/{name}"] = totals.get(f"episodes_open/{name}", 0) + float(block.live.sum())
-            longest = float(block.episode_lengths[block.live].max(initial=0))
+            longest = float((block.episode_lengths + block.lengths)[block.live].max(initial=0))
             oldest[name] = max(oldest.get(name, 0.0), longest)
             registry.reach(f"orphaned/{name}", assembler.orphaned)
         for gauge, value in totals.items():

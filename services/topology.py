@@ -24,6 +24,7 @@ from pipeline.errors import ServiceError, SettingsError
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Run
 from pipeline.settings import Settings
+from pipeline.stepping.settings import GATHERED_STEPS
 
 RUN_FILE = "run.json"
 _SHARES = 4  # a queue holds this many of the largest messages
@@ -190,7 +191,7 @@ def _services(settings: Settings, stepping: list[str]) -> tuple[ServicePlan, ...
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
     """How much each queue holds: the budget twice, so that the budget and not a queue is what fills."""
     limits = settings.pipeline.capacities
-    agents = settings.pipeline.max_agents * len(settings.behaviors)
+    agents = settings.pipeline.max_agents * len(settings.behaviors) + GATHERED_STEPS
     found = {"steps": Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)}
     for name, behavior in settings.behaviors.items():
         steps = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assembly.block import Block, Rows, Slots
+from pipeline.assembly.block import Block, Piece, Slots
+from pipeline.assembly.log import Lines
 from pipeline.messages.service import BehaviorSteps, Ended, Episodes, Reported, Segments
 
 
@@ -52,8 +53,6 @@ class Assembler:
         self.episodes: list[Episodes] = []
         self._began: int | None = None
         self._sequence = 0
-        self._closed: list[Rows] = []
-        self._closed_steps = 0
 
     @property
     def open_steps(self) -> int:
@@ -63,22 +62,18 @@ class Assembler:
     @property
     def closed_steps(self) -> int:
         """Steps in finished segments that are not sent yet."""
-        return self._closed_steps
+        return self.block.closed_steps
 
     def apply(self, part: BehaviorSteps) -> None:
-        """Takes over one wake-up's steps."""
+        """Takes over the steps of some wake-ups."""
         if self._began is None:
             self._began = self.received = part.produced_before
-        if part.lost is not None:
-            self._interrupt(part.lost)
-        if part.ended is not None:
-            self._end(part.ended)
-        if part.joined is not None:
-            self.block.join(part.joined)
-        if part.reported is not None:
-            self._report(part.reported)
-        if part.acted is not None:
-            self.block.act(part.acted)
+        for rows in (part.ended, part.joined, part.reported, part.acted):
+            self.block.grow(None if rows is None else rows.slots)
+        starts = [0, 0, 0, 0, 0]
+        for stops, completed in zip(np.cumsum(part.rows, axis=0).tolist(), part.completed.tolist(), strict=True):
+            self._tick(part, [slice(start, stop) for start, stop in zip(starts, stops, strict=True)], completed)
+            starts = stops
 
     def close_all(self) -> None:
         """The source is gone: everything open is interrupted, every agent is gone."""
@@ -86,16 +81,17 @@ class Assembler:
 
     def cut(self, serial: int) -> Iterator[Segments]:
         """Closes everything open without ending it, and sends all; the last message carries `serial`."""
-        slots = self.block.open_slots()
+        block = self.block
+        slots = block.open_slots()
         if slots.size:
-            times = self.block.lengths[slots]
-            self._close(slots, self.block.waiting_observations(slots))
-            self.block.restart(slots, times)
+            waiting = block.waiting(slots)
+            block.close(slots, waiting)
+            block.restart(slots, waiting)
         yield from self._messages(serial, everything=True)
 
     def flush(self) -> Iterator[Segments]:
         """Messages that are worth sending now."""
-        if self._closed_steps >= self._sizes.flush:
+        if self.closed_steps >= self._sizes.flush:
             yield from self._messages(0, everything=False)
 
     def greeting(self) -> Segments:
@@ -104,39 +100,57 @@ class Assembler:
 
     def rest(self) -> Iterator[Segments]:
         """Messages with everything finished."""
-        if self._closed_steps or self.episodes:
+        if self.closed_steps or self.episodes:
             yield from self._messages(0, everything=True)
 
-    # ---------------------------------------------------------------- what closes a segment
+    # ---------------------------------------------------------------- one wake-up
+
+    def _tick(self, part: BehaviorSteps, rows: list[slice], completed: int) -> None:
+        """Applies one wake-up: its slice of the rows lost, ended, joined, reported, acted."""
+        lost, ended, joined, reported, acted = rows
+        found = 0
+        if part.lost is not None and lost.start < lost.stop:
+            self._interrupt(part.lost[lost])
+        if part.ended is not None and ended.start < ended.stop:
+            found += self._end(_cut(part.ended, ended))
+        if part.joined is not None and joined.start < joined.stop:
+            self.block.join(_cut(part.joined, joined))
+        decided: tuple[Slots, Lines | None] = (_NOBODY, None)
+        if part.reported is not None and reported.start < reported.stop:
+            done, decided = self._report(part.reported, reported)
+            found += done
+        if part.acted is not None and acted.start < acted.stop:
+            if part.acted.slots is not None:
+                decided = (part.acted.slots[acted], None)
+            self.block.act(part.acted, acted, *decided)
+        self.received += completed
+        self.orphaned += completed - found
 
     def _interrupt(self, lost: Slots) -> None:
-        slots = self.block.of_live(lost)
-        stepped = slots[self.block.lengths[slots] > 0]
-        if stepped.size:
-            rows = self._close(stepped, self.block.waiting_observations(stepped))
-            rows.interrupted[:] = True
-        self.block.free(slots)
-
-    def _end(self, ended: Ended) -> None:
         block = self.block
-        self.received += int(np.count_nonzero(ended.completed))
-        known = ended.slots < len(block.live)
-        if not known.all():
-            self.orphaned += int(np.count_nonzero(ended.completed & ~known))
-            ended = _rows_of(ended, known)
-        self.orphaned += block.complete(ended)
+        slots = block.of_live(lost[lost < len(block.live)])
+        stepped = slots[block.lengths[slots] > 0]
+        if stepped.size:
+            block.close(stepped, block.waiting(stepped)).interrupted[:] = True
+        block.free(slots)
+
+    def _end(self, ended: Ended) -> int:
+        """Returns how many steps it completed."""
+        block = self.block
+        done = block.complete(ended.slots, ended.rewards, ended.group_rewards)
         here = np.flatnonzero(block.live[ended.slots])
         slots = ended.slots[here]
-        lengths = block.lengths[slots]
-        finals = here[lengths > 0]
+        stepped = block.lengths[slots] > 0
         gone = self._groups_gone(slots)
-        if finals.size:
-            rows = self._close(ended.slots[finals], [column[finals] for column in ended.observations])
-            rows.interrupted = ended.interrupted[finals].copy()
-            rows.terminated = ~rows.interrupted
-            rows.group_ended = gone[lengths > 0]
+        if np.count_nonzero(stepped):
+            last = here[stepped]
+            piece = block.close(slots[stepped], block.append(tuple(column[last] for column in ended.observations)))
+            piece.interrupted = ended.interrupted[last]
+            piece.terminated = ~piece.interrupted
+            piece.group_ended = gone[stepped]
         self._note_episodes(slots, gone, None if ended.outcomes is None else ended.outcomes[here])
         block.free(slots)
+        return done
 
     def _groups_gone(self, ending: Slots) -> NDArray[np.bool_]:
         """[n] Whether no agent of the same group is left once `ending` are gone; alone counts as a group."""
@@ -148,32 +162,24 @@ class Assembler:
         gone: NDArray[np.bool_] = ~np.isin(groups, self.block.groups[left]) | (groups == 0)
         return gone
 
-    def _report(self, reported: Reported) -> None:
+    def _report(self, reported: Reported, part: slice) -> tuple[int, tuple[Slots, Lines | None]]:
+        """Returns how many steps it completed; all agents with the rows of their decisions, None if one has none."""
         block = self.block
-        self.received += int(np.count_nonzero(reported.completed))
-        known = reported.slots < len(block.live)
-        if not known.all():
-            self.orphaned += int(np.count_nonzero(reported.completed & ~known))
-            reported = _rows_of(reported, known)
-        self.orphaned += block.complete(reported)
-        full = np.flatnonzero(block.lengths[reported.slots] >= block.horizon)
-        if full.size:
-            slots = reported.slots[full]
-            self._close(slots, [column[full] for column in reported.observations])
-            block.lengths[slots] = 0
-        block.observe(reported)
-
-    def _close(self, slots: Slots, following: list[Any]) -> Rows:
-        rows = self.block.rows(slots, following)
-        self._closed.append(rows)
-        self._closed_steps += rows.steps
-        return rows
+        slots = reported.slots[part]
+        group_rewards = None if reported.group_rewards is None else reported.group_rewards[part]
+        done = block.complete(slots, reported.rewards[part], group_rewards)
+        known, rows = block.observe(slots, tuple(column[part] for column in reported.observations))
+        full = block.lengths[known] >= block.horizon
+        if np.count_nonzero(full):
+            block.close(known[full], rows[full])
+            block.restart(known[full], rows[full])
+        return done, (slots, rows if len(known) == len(slots) else None)
 
     def _note_episodes(self, slots: Slots, gone: NDArray[np.bool_], outcomes: NDArray[np.float32] | None) -> None:
         """Keeps the statistics of whole episodes; one that was joined under way tells nothing."""
         block = self.block
         told = block.known[slots] & (block.episode_lengths[slots] > 0)
-        if not told.any():
+        if not np.count_nonzero(told):
             return
         whole = slots[told]
         self.episodes.append(
@@ -182,7 +188,7 @@ class Assembler:
                 lengths=block.episode_lengths[whole].astype(np.int32),
                 group_returns=self._group_returns(slots[told & gone]),
                 teams=block.teams[whole],
-                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told].copy(),
+                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
             )
         )
 
@@ -203,26 +209,29 @@ class Assembler:
 
     def _messages(self, serial: int, *, everything: bool) -> Iterator[Segments]:
         """Finished segments in messages of at most `largest` steps."""
-        while self._closed_steps >= (1 if everything else self._sizes.flush):
-            pieces: list[Rows] = []
+        block = self.block
+        while block.closed_steps >= (1 if everything else self._sizes.flush):
+            pieces: list[Piece] = []
             steps = 0
-            while self._closed and steps + self._closed[0].steps <= self._sizes.largest:
-                piece = self._closed.pop(0)
+            while block.closed and steps + len(block.closed[0].rows) <= self._sizes.largest:
+                piece = block.closed.pop(0)
                 pieces.append(piece)
-                steps += piece.steps
+                steps += len(piece.rows)
             if not pieces:  # one piece with several segments that do not fit together
-                self._closed[:1] = _halves(self._closed[0])
+                middle = len(block.closed[0].lengths) // 2
+                block.closed[:1] = [block.closed[0].part(slice(0, middle)), block.closed[0].part(slice(middle, None))]
                 continue
-            self._closed_steps -= steps
-            yield self._message(pieces, serial if not self._closed else 0)
-            if serial and not self._closed:
+            block.closed_steps -= steps
+            yield self._message(pieces, serial if not block.closed else 0)
+            if serial and not block.closed:
                 return
         if serial or (everything and self.episodes):
             yield self._message([], serial)
 
-    def _message(self, pieces: list[Rows], serial: int) -> Segments:
-        if not pieces:
-            pieces = [self.block.rows(np.empty(0, np.int32), self.block.waiting_observations(np.empty(0, np.int32)))]
+    def _message(self, pieces: list[Piece], serial: int) -> Segments:
+        log = self.block.log
+        rows = _joined([piece.rows for piece in pieces], np.int64)
+        following = _joined([piece.following for piece in pieces], np.int64)
         self._sequence += 1
         episodes, self.episodes = _joined_episodes(self.episodes), []
         return Segments(
@@ -234,80 +243,54 @@ class Assembler:
             orphaned=self.orphaned,
             received=self.received,
             cut=serial,
-            masks=_joined_masks(pieces),
-            observations=_joined_lists([piece.observations for piece in pieces]),
-            next_observations=_joined_lists([piece.next_observations for piece in pieces]),
+            observations=tuple(column[rows] for column in log.observations),
+            next_observations=tuple(column[following] for column in log.observations),
+            masks=None if log.masks is None else log.masks[rows],
             episodes=episodes,
-            **{name: _joined([getattr(piece, name) for piece in pieces]) for name in _PLAIN},
+            **{name: getattr(log, name)[rows] for name in _PER_ROW},
+            **{name: _joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT},
         )
 
 
-_PLAIN = (
-    "lengths",
-    "continuous",
-    "discrete",
-    "log_probs",
-    "rewards",
-    "group_rewards",
-    "versions",
-    "terminated",
-    "interrupted",
-    "group_ended",
-    "teams",
-    "groups",
-    "agents",
-    "simulators",
+_NOBODY: Slots = np.empty(0, np.int32)
+_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
+_PER_SEGMENT: tuple[tuple[str, Any], ...] = (
+    ("lengths", np.int32),
+    ("terminated", np.bool_),
+    ("interrupted", np.bool_),
+    ("group_ended", np.bool_),
+    ("teams", np.int32),
+    ("groups", np.int64),
+    ("agents", np.int64),
+    ("simulators", np.int32),
 )
-_PER_ROW = frozenset({"continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions"})
 
 
-def _joined(columns: list[Any]) -> Any:
+def _joined(columns: list[Any], dtype: Any) -> Any:
+    """One column after the other; an empty one of none."""
+    if not columns:
+        return np.empty(0, dtype)
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def _joined_lists(lists: list[list[Any]]) -> tuple[Any, ...]:
-    return tuple(_joined(list(columns)) for columns in zip(*lists, strict=True))
-
-
-def _joined_masks(pieces: list[Rows]) -> Any:
-    """Masks of all pieces; a piece from before the first mask forbade nothing."""
-    width = next((piece.masks.shape[1] for piece in pieces if piece.masks is not None), None)
-    if width is None:
-        return None
-    return _joined([np.zeros((p.steps, width), bool) if p.masks is None else p.masks for p in pieces])
-
-
 def _joined_episodes(notes: list[Episodes]) -> Episodes:
-    if not notes:
-        nothing, none = np.empty(0, np.float32), np.empty(0, np.int32)
-        return Episodes(returns=nothing, lengths=none, group_returns=nothing, teams=none, outcomes=nothing)
-    names = ("returns", "lengths", "group_returns", "teams", "outcomes")
-    return Episodes(**{name: _joined([getattr(note, name) for note in notes]) for name in names})
+    kinds = (
+        ("returns", np.float32),
+        ("lengths", np.int32),
+        ("group_returns", np.float32),
+        ("teams", np.int32),
+        ("outcomes", np.float32),
+    )
+    return Episodes(**{name: _joined([getattr(note, name) for note in notes], dtype) for name, dtype in kinds})
 
 
-def _halves(rows: Rows) -> list[Rows]:
-    """Splits a piece of at least two segments between segments."""
-    middle = len(rows.lengths) // 2
-    at = int(rows.lengths[:middle].sum())
-    out = []
-    for segments, steps in ((slice(None, middle), slice(None, at)), (slice(middle, None), slice(at, None))):
-        half = Rows()
-        for name in _PLAIN:
-            setattr(half, name, getattr(rows, name)[steps if name in _PER_ROW else segments])
-        half.observations = [column[steps] for column in rows.observations]
-        half.next_observations = [column[segments] for column in rows.next_observations]
-        half.masks = None if rows.masks is None else rows.masks[steps]
-        out.append(half)
-    return out
-
-
-def _rows_of(record: Any, keep: NDArray[np.bool_]) -> Any:
-    """The rows of an Ended or Reported that `keep` marks."""
+def _cut(record: Any, part: slice) -> Any:
+    """Some rows of a record of columns."""
     values: dict[str, Any] = {}
     for name in type(record).__slots__:
         value = getattr(record, name)
         if isinstance(value, tuple):
-            values[name] = tuple(column[keep] for column in value)
+            values[name] = tuple(column[part] for column in value)
         else:
-            values[name] = None if value is None else value[keep]
+            values[name] = None if value is None else value[part]
     return type(record)(**values)

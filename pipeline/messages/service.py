@@ -60,18 +60,16 @@ class Ended:
         slots: [n] slot, free from here on.
         observations: one [n, *shape] per observation: the last of the episode.
         rewards: [n] reward since the previous decision.
-        group_rewards: [n] group reward since then.
-        completed: [n] True where this completes a step, False where no action was pending.
         interrupted: [n] True where the episode was cut, False where the task ended.
-        outcomes: [n] 1 won, 0.5 drawn, 0 lost, from the team's view; None where unsaid.
+        group_rewards: [n] group reward since the previous decision; None for none.
+        outcomes: [n] 1 won, 0.5 drawn, 0 lost, from the team's view, -1 unsaid; None where nobody said.
     """
 
     slots: I32
     observations: tuple[Observation, ...]
     rewards: F32
-    group_rewards: F32
-    completed: Flags
     interrupted: Flags
+    group_rewards: F32 | None = None
     outcomes: F32 | None = None
 
 
@@ -83,15 +81,13 @@ class Reported:
         slots: [n] slot.
         observations: one [n, *shape] per observation, seen at the decision.
         rewards: [n] reward since the previous decision.
-        group_rewards: [n] group reward since then.
-        completed: [n] True where this completes the step of the previous decision.
+        group_rewards: [n] group reward since then; None for none.
     """
 
     slots: I32
     observations: tuple[Observation, ...]
     rewards: F32
-    group_rewards: F32
-    completed: Flags
+    group_rewards: F32 | None = None
 
 
 @record("acted")
@@ -99,40 +95,48 @@ class Acted:
     """Actions chosen for the decisions last reported; later than these where the budget withheld them.
 
     Attributes:
-        slots: [n] slot.
-        continuous: [n, continuous actions] raw sample.
-        discrete: [n, branches] chosen index.
+        slots: [n] slot; None where the rows are those of `Reported`, wake-up by wake-up.
         log_probs: [n] log-probability of the joint action.
-        masks: [n, choices of all branches] True = forbidden; None where nothing was.
         versions: [n] policy version that chose.
+        continuous: [n, continuous actions] raw sample; None where the behavior has none.
+        discrete: [n, branches] chosen index; None where the behavior has none.
+        masks: [n, choices of all branches] True = forbidden; None where nothing was.
     """
 
-    slots: I32
-    continuous: F32Matrix
-    discrete: I32Matrix
+    slots: I32 | None
     log_probs: F32
-    masks: FlagsMatrix | None
     versions: I64
+    continuous: F32Matrix | None = None
+    discrete: I32Matrix | None = None
+    masks: FlagsMatrix | None = None
 
 
 @record("behavior_steps")
 class BehaviorSteps:
-    """One wake-up of stepping for one behavior name. Applied in the order of the fields.
+    """One or several wake-ups of stepping for one behavior name.
+
+    The rows of all wake-ups stand one after the other; those of one wake-up are applied in the order
+    of the columns of `rows`, then those of the next.
 
     Attributes:
         behavior: name.
-        tick: number of the wake-up; parts of one tick happened together.
-        produced_before: steps this source completed for the behavior before this part.
-        lost: [n] slots whose simulator went away or was reset; free from here on.
-        ended: agents whose episode ended, or None.
-        joined: slots newly given, or None.
-        reported: agents at their next decision, or None.
-        acted: actions chosen, or None.
+        produced_before: steps this source completed for the behavior before the first wake-up.
+        ticks: [t] number of each wake-up; what happened in one tick happened together.
+        completed: [t] steps that the rows of `ended` and `reported` complete: the others of these
+            rows had no action pending.
+        rows: [t, 5] how many rows of lost, ended, joined, reported and acted belong to each.
+        lost: slots whose simulator went away or was reset; free from here on.
+        ended: agents whose episode ended.
+        joined: slots newly given.
+        reported: agents at their next decision.
+        acted: actions chosen.
     """
 
     behavior: str
-    tick: int
     produced_before: int
+    ticks: I64
+    completed: I64
+    rows: I32Matrix
     lost: I32 | None = None
     ended: Ended | None = None
     joined: Joined | None = None
@@ -142,7 +146,7 @@ class BehaviorSteps:
 
 @record("step_batch")
 class StepBatch:
-    """What one source did in one or several wake-ups, in order."""
+    """What one source did in one or several wake-ups."""
 
     source: str
     parts: tuple[BehaviorSteps, ...]

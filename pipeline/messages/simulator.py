@@ -81,19 +81,19 @@ class Decisions:
 
     Attributes:
         agents: [n] ids, unique within the behavior and simulator.
-        groups: [n] group ids, 0 for no group; unique within the simulator.
         observations: one [n, *shape] per observation of the spec, in its order.
         rewards: [n] reward since the agent's previous decision.
-        group_rewards: [n] reward of the agent's group since then.
+        groups: [n] group ids, 0 for no group; unique within the simulator; None where nobody has one.
+        group_rewards: [n] reward of the agent's group since then; None where nobody got one.
         masks: [n, choices of all branches] True = forbidden; None allows everything.
         matches: [n] which agents form one contest; None where the simulator does not say.
     """
 
     agents: I64
-    groups: I64
     observations: tuple[Observation, ...]
     rewards: F32
-    group_rewards: F32
+    groups: I64 | None = None
+    group_rewards: F32 | None = None
     masks: FlagsMatrix | None = None
     matches: I64 | None = None
 
@@ -104,21 +104,19 @@ class Ends:
 
     Attributes:
         agents: [m] ids, as in Decisions. The same id may decide again in the same Step: its next episode.
-        groups: [m] group ids.
         observations: one [m, *shape] per observation: the last of the episode.
         rewards: [m] reward since the agent's previous decision.
-        group_rewards: [m] reward of the agent's group since then.
         interrupted: [m] True where a limit or fault cut the episode, False where the task ended.
+        group_rewards: [m] reward of the agent's group since then, the group of its last decision; None for none.
         outcomes: [m] result of the match for the agent's team: 1 won, 0.5 drawn, 0 lost; None unsaid.
         matches: [m] contest ids; None unsaid.
     """
 
     agents: I64
-    groups: I64
     observations: tuple[Observation, ...]
     rewards: F32
-    group_rewards: F32
     interrupted: Flags
+    group_rewards: F32 | None = None
     outcomes: F32 | None = None
     matches: I64 | None = None
 

@@ -11,53 +11,100 @@ B rows, C continuous actions, D branches, K choices of all branches, H = C + K, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.specs import ActionSpec
 
 FORBIDDEN: Final = -1e8
-"""Added to the logit of a masked choice: its probability is exactly 0, its logarithm finite."""
+"""Takes the place of the logit of a masked choice: its probability is exactly 0, its logarithm finite."""
 
 _LOG_2PI: Final = math.log(2 * math.pi)
 
 
-def sample(
-    actions: ActionSpec,
-    head_BH: Tensor,
-    log_sigma_C: Tensor,
-    masks_BK: Tensor | None,
-    generator: torch.Generator,
-    deterministic: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws an action per row, or takes the most likely one.
+class Sampler:
+    """Draws actions of one log sigma, a few rows at a time and without a gradient.
+
+    What depends on log sigma alone is worked out once. The rest is NumPy wherever that is the cheaper
+    call: for few rows a call costs more than its arithmetic.
 
     Args:
         actions: spec of the actions.
-        head_BH: means and logits.
-        log_sigma_C: logarithm of the standard deviations.
-        masks_BK: True = forbidden; None allows everything.
-        generator: random source.
-        deterministic: take the mode.
-
-    Returns:
-        continuous [B, C] raw samples, discrete [B, D] int64 choices, [B] log-probability of both together.
+        log_sigma_C: logarithm of the standard deviations; copied.
     """
-    mean_BC = head_BH[:, : actions.continuous]
-    noise_BC = torch.zeros_like(mean_BC) if deterministic else torch.empty_like(mean_BC).normal_(generator=generator)
-    log_prob_B = _gaussian_log_prob(noise_BC.square(), log_sigma_C)
-    discrete_BD = head_BH.new_empty((len(head_BH), len(actions.discrete)), dtype=torch.int64)
-    if actions.discrete:
-        logits_BK = _logits(actions, head_BH, masks_BK)
-        scores_BK = logits_BK if deterministic else logits_BK + _gumbel(logits_BK, generator)
-        for branch, (logits_Bk, scores_Bk) in enumerate(_split(actions, logits_BK, scores_BK)):
-            choice_B1 = torch.argmax(scores_Bk, dim=1, keepdim=True, out=discrete_BD[:, branch : branch + 1])
-            log_prob_B += logits_Bk.log_softmax(1).gather(1, choice_B1).squeeze(1)
-    return torch.addcmul(mean_BC, noise_BC, log_sigma_C.exp()), discrete_BD, log_prob_B
+
+    __slots__ = ("_branches", "_forbidden", "_minus_half_C", "_offset", "_sigma_C")
+
+    def __init__(self, actions: ActionSpec, log_sigma_C: Tensor) -> None:
+        log_sigma_C = log_sigma_C.detach()
+        self._branches = list(actions.discrete)
+        self._sigma_C = log_sigma_C.exp().numpy()
+        self._forbidden = self._sigma_C.dtype.type(FORBIDDEN)
+        self._minus_half_C = np.full_like(self._sigma_C, -0.5)
+        self._offset = -_log_normalizer(log_sigma_C).item()
+
+    def sample(
+        self,
+        head_BH: Tensor,
+        masks_BK: NDArray[np.bool_] | None,
+        generator: torch.Generator,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
+        """Draws an action per row, or takes the most likely one.
+
+        Args:
+            head_BH: means and logits.
+            masks_BK: True = forbidden; None allows everything.
+            generator: random source.
+            deterministic: take the mode.
+
+        Returns:
+            continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
+        """
+        source = None if deterministic else generator
+        continuous_BC, log_prob_B = self._gaussian(head_BH, source)
+        if not self._branches:
+            return continuous_BC, np.empty((len(head_BH), 0), np.int32), log_prob_B
+        logits_BK = head_BH[:, len(self._sigma_C) :]
+        if masks_BK is not None:
+            logits_BK = torch.from_numpy(np.where(masks_BK, self._forbidden, logits_BK.numpy()))
+        discrete_BD, log_p_B = self._categorical(logits_BK, source)
+        log_prob_B += log_p_B
+        return continuous_BC, discrete_BD, log_prob_B
+
+    def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Samples, or means without a source, and their log-probability."""
+        size, head = (len(head_BH), len(self._sigma_C)), head_BH.numpy()
+        if not size[1]:
+            return np.empty(size, head.dtype), np.zeros(size[0], head.dtype)
+        if source is None:
+            return head[:, : size[1]].copy(), np.full(size[0], self._offset, head.dtype)
+        noise_BC = torch.randn(size, generator=source, dtype=head_BH.dtype).numpy()
+        continuous_BC = noise_BC * self._sigma_C
+        continuous_BC += head[:, : size[1]]
+        noise_BC *= noise_BC
+        log_prob_B = noise_BC @ self._minus_half_C
+        log_prob_B += self._offset
+        return continuous_BC, log_prob_B
+
+    def _categorical(self, logits_BK: Tensor, source: torch.Generator | None) -> tuple[NDArray[np.int32], NDArray[Any]]:
+        """Choices, the most likely ones without a source, and their log-probability."""
+        row_B, log_prob_B = np.arange(len(logits_BK)), np.zeros(len(logits_BK), self._sigma_C.dtype)
+        discrete_BD = np.empty((len(logits_BK), len(self._branches)), np.int32)
+        for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(self._branches, dim=1)):
+            p_Bk = logits_Bk.softmax(1)
+            # Exponential times at rates p: each choice is the first, p / time the largest, with its probability.
+            scores_Bk = p_Bk if source is None else p_Bk / _exponential(p_Bk, source)
+            choice_B = scores_Bk.argmax(1).numpy()
+            discrete_BD[:, branch] = choice_B
+            log_prob_B += np.log(p_Bk.numpy()[row_B, choice_B])
+        return discrete_BD, log_prob_B
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +189,7 @@ def evaluate(
     log_prob_B = _gaussian_log_prob(squares_BC, log_sigma_C)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
     branches = []
-    logits_BK = _logits(actions, head_BH, masks_BK)
-    for number, (logits_Bk,) in enumerate(_split(actions, logits_BK)):
+    for number, logits_Bk in enumerate(_logits(actions, head_BH, masks_BK)):
         log_p_Bk, chosen_B1 = logits_Bk.log_softmax(1), discrete_BD[:, number : number + 1]
         p_Bk = log_p_Bk.exp()
         entropy_B1 = p_Bk.mul(log_p_Bk).sum(1, keepdim=True).neg_()
@@ -155,22 +201,23 @@ def evaluate(
 
 def _gaussian_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
     """[B] log-probability of mean + sigma x noise, of the squared noise."""
-    constant = log_sigma_C.sum().add_(0.5 * _LOG_2PI * squares_BC.shape[1])
-    return constant.neg_().sub(squares_BC.sum(1), alpha=0.5)
+    return _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
 
 
-def _gumbel(like_BK: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise under which the largest of logits + noise falls on each choice with its probability, [B, K]."""
-    return torch.empty_like(like_BK).exponential_(generator=generator).clamp_(min=1e-30).log_().neg_()
+def _log_normalizer(log_sigma_C: Tensor) -> Tensor:
+    """Logarithm of the integral of exp(-squared noise / 2), a scalar."""
+    return log_sigma_C.sum().add_(0.5 * _LOG_2PI * len(log_sigma_C))
 
 
-def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Tensor:
-    """[B, K] logits of all branches, those of forbidden choices far below all others."""
+def _exponential(like_Bk: Tensor, source: torch.Generator) -> Tensor:
+    """Times with the mean 1, never 0, [B, k]."""
+    return torch.empty_like(like_Bk).exponential_(generator=source).clamp_(min=1e-30)
+
+
+def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
+    """[B, k] logits of each branch, those of forbidden choices far below all others."""
+    if not actions.discrete:
+        return ()
     logits_BK = head_BH[:, actions.continuous :]
-    return logits_BK if masks_BK is None else logits_BK.masked_fill(masks_BK, FORBIDDEN)
-
-
-def _split(actions: ActionSpec, *columns_BK: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """[B, k] views of each branch's choices."""
-    sizes = list(actions.discrete)
-    return zip(*(torch.split(column_BK, sizes, dim=1) for column_BK in columns_BK), strict=True) if sizes else iter(())
+    allowed_BK = logits_BK if masks_BK is None else logits_BK.masked_fill(masks_BK, FORBIDDEN)
+    return allowed_BK.split_with_sizes(list(actions.discrete), dim=1)

@@ -3,14 +3,15 @@
 
 An encoder has two parts. `prepare` is what no gradient flows through (normalisation, joining): a
 learner calls it once per update for all rows. `forward` is what trains, called per minibatch.
-Vectors and goals are joined into one row of features and have no trained part.
+Vectors and goals are joined into one row of features and have no trained part. `frozen` is both
+parts in one plain function, for acting with weights that do not change.
 
 B rows, F features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from pipeline.errors import Explained, SettingsError
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
+
+Encode = Callable[[Sequence[NDArray[np.float32]]], Tensor]
+"""From one [B, size] array per observation to the input of a body, [B, F]."""
 
 
 class Unsupported(Explained, SettingsError):
@@ -60,6 +64,13 @@ class VectorEncoder(nn.Module):
     def forward(self, prepared_BF: Tensor) -> Tensor:
         """The trained part, [B, F]: nothing for vectors."""
         return prepared_BF
+
+    def frozen(self) -> Encode:
+        """`join`, `prepare` and `forward` as one plain function, of a copy of the present weights."""
+        if self.normalizer is None:
+            return self.join
+        join, normalize = self.join, self.normalizer.frozen()
+        return lambda observations: normalize(join(observations))
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:

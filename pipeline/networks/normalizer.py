@@ -6,6 +6,8 @@ B rows, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -38,7 +40,11 @@ class Normalizer(nn.Module):
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Rows normalised, [B, F]."""
-        return rows_BF.sub(self.mean).div_(self.variance.sqrt()).clamp_(-CLIP, CLIP)
+        return _normalize(self.mean, self.variance.sqrt(), rows_BF)
+
+    def frozen(self) -> Callable[[Tensor], Tensor]:
+        """The same as a plain function of rows, of a copy of the present statistics."""
+        return partial(_normalize, self.mean.clone(), self.variance.sqrt())
 
     @torch.no_grad()
     def update(self, rows_BF: Tensor) -> bool:
@@ -59,3 +65,7 @@ class Normalizer(nn.Module):
         self.variance.copy_(squares_F / total)
         self.count += n
         return True
+
+
+def _normalize(mean_F: Tensor, deviation_F: Tensor, rows_BF: Tensor) -> Tensor:
+    return rows_BF.sub(mean_F).div_(deviation_F).clamp_(-CLIP, CLIP)

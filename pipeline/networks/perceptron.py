@@ -10,7 +10,8 @@ B rows, F inputs, U units of a layer, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -52,17 +53,25 @@ class Perceptron(nn.Module):
         """Outputs, [B, O]."""
         if torch.is_grad_enabled():
             return _Chain.apply(rows_BF, self._chain[0], self._chain)  # type: ignore[no-any-return,no-untyped-call]
-        return _run(rows_BF, self._chain, [])
+        return _infer(_affine(self._chain), rows_BF)
+
+    def frozen(self) -> Callable[[Tensor], Tensor]:
+        """The outputs as a plain function of rows, of a copy of the present weights."""
+        return partial(_infer, _affine([parameter.detach().clone() for parameter in self._chain]))
 
 
-def _run(rows_BF: Tensor, chain: Sequence[Tensor], activations: list[Tensor]) -> Tensor:
-    """Outputs; adds each hidden layer's sum and its SiLU to `activations`."""
+def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Bias and transposed weight of each layer, as views."""
+    return [(bias_U, weight_UF.t()) for weight_UF, bias_U in zip(chain[::2], chain[1::2], strict=True)]
+
+
+def _infer(affine: Sequence[tuple[Tensor, Tensor]], rows_BF: Tensor) -> Tensor:
+    """Outputs, where no gradient is wanted and nothing need be kept for one."""
+    *hidden, (bias_O, weight_UO) = affine
     hidden_BU = rows_BF
-    for weight_UF, bias_U in zip(chain[:-2:2], chain[1:-2:2], strict=True):
-        sum_BU = torch.addmm(bias_U, hidden_BU, weight_UF.t())
-        hidden_BU = silu(sum_BU)
-        activations += (sum_BU, hidden_BU)
-    return torch.addmm(chain[-1], hidden_BU, chain[-2].t())
+    for bias_U, weight_FU in hidden:
+        hidden_BU = silu(torch.addmm(bias_U, hidden_BU, weight_FU), inplace=True)
+    return torch.addmm(bias_O, hidden_BU, weight_UO)
 
 
 class _Chain(torch.autograd.Function):
@@ -75,7 +84,13 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_BF: Tensor, first: Tensor, chain: tuple[nn.Parameter, ...]) -> Tensor:
         ctx.chain, ctx.activations = chain, [rows_BF]
-        return _run(rows_BF, chain, ctx.activations)
+        *hidden, (bias_O, weight_UO) = _affine(chain)
+        hidden_BU = rows_BF
+        for bias_U, weight_FU in hidden:
+            sum_BU = torch.addmm(bias_U, hidden_BU, weight_FU)
+            hidden_BU = silu(sum_BU)
+            ctx.activations += (sum_BU, hidden_BU)
+        return torch.addmm(bias_O, hidden_BU, weight_UO)
 
     @staticmethod
     def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None]:

@@ -57,7 +57,6 @@ class Balance:
     def __init__(self, areas: int = 12, behavior: str = "Balance") -> None:
         self._id = str(BehaviorId(name=behavior))
         self._agents = np.arange(areas, dtype=np.int64)
-        self._no_groups = np.zeros(areas, np.int64)
         self._no_rewards = np.zeros(areas, np.float32)
         self._random = np.random.default_rng()
         self._ages = np.zeros(areas, np.int64)
@@ -129,18 +128,14 @@ class Balance:
     def _decisions(self, rewards: NDArray[np.float32]) -> Decisions:
         return Decisions(
             agents=self._agents,
-            groups=self._no_groups,
             observations=(self._state.T.copy(),),
             rewards=rewards,
-            group_rewards=self._no_rewards,
         )
 
     def _ends(self, areas: NDArray[np.int64], fallen: NDArray[np.bool_]) -> Ends:
         return Ends(
             agents=areas,
-            groups=self._no_groups[: areas.size],
             observations=(self._state.T[areas],),
             rewards=np.where(fallen, np.float32(FALL_REWARD), np.float32(REWARD)),
-            group_rewards=self._no_rewards[: areas.size],
             interrupted=~fallen,
         )

@@ -175,7 +175,8 @@ def _observations(watch: Watch, step: Step) -> Iterator[Finding]:
 
 def _finite(watch: Watch, step: Step) -> Iterator[Finding]:
     for where, rows in _parts(step):
-        columns: list[tuple[str, Any]] = [("rewards", rows.rewards), ("group_rewards", rows.group_rewards)]
+        columns: list[tuple[str, Any]] = [("rewards", rows.rewards)]
+        columns += [] if rows.group_rewards is None else [("group_rewards", rows.group_rewards)]
         columns += [(f"observation {index}", values) for index, values in enumerate(rows.observations)]
         for name, values in columns:
             if values.dtype != np.uint8 and not np.isfinite(values).all():
@@ -248,9 +249,14 @@ def _masks(watch: Watch, step: Step) -> Iterator[Finding]:
 
 
 def _groups(watch: Watch, step: Step) -> Iterator[Finding]:
-    for where, rows in _parts(step):
-        if ((rows.groups < 0) | (rows.groups >= 2**31)).any():
-            yield failed(f"group ids {rows.groups.tolist()} in {where}"[:200], "0 to 2^31 - 1", "number groups from 1")
+    for report in step.reports:
+        groups = None if report.decisions is None else report.decisions.groups
+        if groups is not None and bool(((groups < 0) | (groups >= 2**31)).any()):
+            yield failed(
+                f"group ids {groups.tolist()} in the decisions of {report.behavior}"[:200],
+                "0 to 2^31 - 1",
+                "number groups from 1",
+            )
 
 
 def _contests(watch: Watch, step: Step) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ def decisions(
     masks: ArrayLike | None = None,
     matches: ArrayLike | None = None,
 ) -> Decisions:
-    """Agents that want an action now, with dtypes converted and left-out columns filled with zeros.
+    """Agents that want an action now, with dtypes converted; rewards left out are 0.
 
     Args:
         agents: [n] ids.
@@ -81,12 +81,12 @@ def decisions(
     ids = np.asarray(agents, np.int64)
     return Decisions(
         agents=ids,
-        groups=_column(groups, ids.size, np.int64),
         observations=_observations(observations),
         rewards=_column(rewards, ids.size, np.float32),
-        group_rewards=_column(group_rewards, ids.size, np.float32),
-        masks=None if masks is None else np.asarray(masks, np.bool_),
-        matches=None if matches is None else np.asarray(matches, np.int64),
+        groups=_optional(groups, np.int64),
+        group_rewards=_optional(group_rewards, np.float32),
+        masks=_optional(masks, np.bool_),
+        matches=_optional(matches, np.int64),
     )
 
 
@@ -96,38 +96,39 @@ def ends(
     *,
     rewards: ArrayLike | None = None,
     interrupted: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
     group_rewards: ArrayLike | None = None,
     outcomes: ArrayLike | None = None,
     matches: ArrayLike | None = None,
 ) -> Ends:
-    """Agents whose episode just ended, with dtypes converted and left-out columns filled with zeros.
+    """Agents whose episode just ended, with dtypes converted; flags and rewards left out are 0.
 
     Args:
         agents: [m] ids.
         observations: [m, *shape], or one such array per observation: the last of the episode.
         rewards: [m] reward since the agent's previous decision.
         interrupted: [m] True where a limit cut the episode, False where the task ended.
-        groups: [m] group ids, 0 for none.
-        group_rewards: [m] reward of the agent's group since the agent's previous decision.
+        group_rewards: [m] reward of the group of the agent's last decision, since then.
         outcomes: [m] 1 won, 0.5 drawn, 0 lost.
         matches: [m] contest ids.
     """
     ids = np.asarray(agents, np.int64)
     return Ends(
         agents=ids,
-        groups=_column(groups, ids.size, np.int64),
         observations=_observations(observations),
         rewards=_column(rewards, ids.size, np.float32),
-        group_rewards=_column(group_rewards, ids.size, np.float32),
         interrupted=_column(interrupted, ids.size, np.bool_),
-        outcomes=None if outcomes is None else np.asarray(outcomes, np.float32),
-        matches=None if matches is None else np.asarray(matches, np.int64),
+        group_rewards=_optional(group_rewards, np.float32),
+        outcomes=_optional(outcomes, np.float32),
+        matches=_optional(matches, np.int64),
     )
 
 
 def _column(values: ArrayLike | None, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
     return np.zeros(rows, dtype) if values is None else np.asarray(values, dtype)
+
+
+def _optional(values: ArrayLike | None, dtype: type[np.generic]) -> NDArray[Any] | None:
+    return None if values is None else np.asarray(values, dtype)
 
 
 def _observations(observations: Observations) -> tuple[NDArray[Any], ...]:

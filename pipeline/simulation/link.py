@@ -115,7 +115,7 @@ class Link:
         self._stop = stop
         self._clock = clock
         self._timeout_s = timeout_s
-        self._socket.settimeout(timeout_s)
+        self._socket.setblocking(False)  # with a timeout, Python would ask the system twice for each call
         if self._socket.family != getattr(socket, "AF_UNIX", None):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector = selectors.DefaultSelector()
@@ -131,7 +131,6 @@ class Link:
     def keep_alive(self, welcome: Welcome) -> None:
         """Takes the trainer's times and starts the heartbeat."""
         self._timeout_s = welcome.timeout_s
-        self._socket.settimeout(welcome.timeout_s)
         # Two Pings at least must fit into the silence that ends the connection.
         self._heartbeat = _Heartbeat(self, min(welcome.heartbeat_s, welcome.timeout_s / 3))
         self._heartbeat.start()
@@ -148,7 +147,7 @@ class Link:
         with self._lock:
             self._conversation.sending(message)
             try:
-                self._socket.sendall(data)
+                self._send_all(data)
             except OSError as error:
                 raise self._lost(f"{type(error).__name__}: {error}") from error
             self._last_sent = self._clock()
@@ -194,7 +193,7 @@ class Link:
             if left > 0 or self._conversation.state == "closed":
                 return max(left, interval_s / 10)
             self._conversation.sending(Ping())
-            self._socket.sendall(to_bytes(Ping()))
+            self._send_all(to_bytes(Ping()))
             self._last_sent = self._clock()
             return interval_s
 
@@ -222,10 +221,30 @@ class Link:
     def _discard_unread(self) -> None:
         """Closing over unread bytes would reset the connection, and the Bye with it."""
         self._socket.shutdown(socket.SHUT_WR)
-        self._socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv_into(self._space):
                 pass
+
+    def _send_all(self, data: bytes) -> None:
+        sent = self._try(data)
+        if sent == len(data):
+            return
+        rest, deadline = memoryview(data)[sent:], self._clock() + self._timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_WRITE)
+            while rest:
+                left_s = deadline - self._clock()
+                if left_s <= 0:
+                    raise TimeoutError(f"{len(rest)} bytes not taken in {self._timeout_s:g} s")
+                selector.select(left_s)
+                rest = rest[self._try(rest) :]
+
+    def _try(self, data: bytes | memoryview) -> int:
+        """Returns how many bytes the system took."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
 
     def _fill(self) -> None:
         ready = self._selector.select(self._timeout_s)
@@ -235,6 +254,8 @@ class Link:
             raise self._lost(f"nothing heard for {self._timeout_s:g} s")
         try:
             size = self._socket.recv_into(self._space)
+        except BlockingIOError:  # the system promised too much; ask again
+            return
         except OSError as error:
             raise self._lost(f"{type(error).__name__}: {error}") from error
         if size == 0:

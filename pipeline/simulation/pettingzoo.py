@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import SettingsError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport
@@ -263,23 +264,29 @@ class _Bridge(ABC):
         for identity, name in self._name_of.items():
             rows, over = self._deciding[identity], self._ended[identity]
             masks = forbidden(rows.masks, self._writers[name].spec)
-            deciding = decisions(**self._columns(name, rows), masks=masks) if rows.agents else None
+            deciding = None
+            if rows.agents:
+                deciding = decisions(**self._columns(name, rows), groups=self._group_ids(rows), masks=masks)
             ended = ends(**self._columns(name, over), interrupted=over.interrupted) if over.agents else None
             if deciding is not None or ended is not None:
                 reports.append(BehaviorReport(behavior=identity, decisions=deciding, ends=ended))
         return reports
 
     def _columns(self, name: str, rows: _Rows) -> dict[str, Any]:
-        agents = np.array(rows.agents, np.int64)
-        area, index = np.divmod(agents, len(self._names))
         return {
-            "agents": agents,
+            "agents": rows.agents,
             "observations": self._readers[name].rows(rows.seen),
             "rewards": rows.rewards,
-            "group_rewards": rows.shared,
-            "groups": 1 + area * (self._teams.max() + 1) + self._teams[index] if self._roles.groups else None,
+            "group_rewards": rows.shared if self._roles.shared_reward else None,
             "matches": rows.matches if len(self._name_of) > 1 else None,
         }
+
+    def _group_ids(self, rows: _Rows) -> NDArray[np.int64] | None:
+        if not self._roles.groups:
+            return None
+        area, index = np.divmod(np.array(rows.agents, np.int64), len(self._names))
+        ids: NDArray[np.int64] = 1 + area * (self._teams.max() + 1) + self._teams[index]
+        return ids
 
 
 class ParallelGame(_Bridge):

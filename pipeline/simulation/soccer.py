@@ -169,7 +169,6 @@ class Soccer:
         return tuple(
             Ends(
                 agents=self._agents[areas, side].ravel(),
-                groups=self._groups[areas, side].ravel(),
                 observations=(seen[areas, side].reshape(-1, OBSERVATION_SIZE),),
                 rewards=own[areas, side].ravel().astype(np.float32),
                 group_rewards=group[areas, side].ravel().astype(np.float32),

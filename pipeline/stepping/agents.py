@@ -62,7 +62,7 @@ class SlotTable:
         self._free += slots[::-1].tolist()
         self._free.sort(reverse=True)
 
-    def begin(self, slots: Slots, groups: Ids, team: int, simulator: int) -> None:
+    def begin(self, slots: Slots, groups: Ids | int, team: int, simulator: int) -> None:
         """Starts a new life in each of `slots`."""
         self.live[slots] = True
         self.acted[slots] = False
@@ -86,7 +86,7 @@ class Roster:
     def __init__(self) -> None:
         self._ids: Ids = np.empty(0, np.int64)
         self._slots: Slots = np.empty(0, np.int32)
-        self._last_ids: Ids = self._ids
+        self._last_ids: bytes | None = None
         self._last_slots: Slots = self._slots
 
     @property
@@ -94,13 +94,9 @@ class Roster:
         """Slots of all agents here."""
         return self._slots
 
-    def same_as_last(self, ids: Ids) -> bool:
-        """Whether `ids` are those of the last `find` or `add`, row by row, and none was removed since."""
-        return len(ids) == len(self._last_ids) and bool((ids == self._last_ids).all())
-
-    def last_slots(self) -> Slots:
-        """Slots of those."""
-        return self._last_slots
+    def last(self, ids: Ids) -> Slots | None:
+        """[n] Slots of the ids last remembered, if these are the same row by row and none was removed since."""
+        return self._last_slots if ids.tobytes() == self._last_ids else None
 
     def find(self, ids: Ids) -> Slots:
         """[n] Slot of each id, -1 where it is not here."""
@@ -117,10 +113,10 @@ class Roster:
 
     def remember(self, ids: Ids, slots: Slots) -> None:
         """Keeps what was found, for the next frame."""
-        self._last_ids, self._last_slots = ids, slots
+        self._last_ids, self._last_slots = ids.tobytes(), slots
 
     def remove(self, slots: Slots) -> None:
         """Strikes out the agents of `slots`."""
         keep = ~np.isin(self._slots, slots)
         self._ids, self._slots = self._ids[keep], self._slots[keep]
-        self._last_ids, self._last_slots = np.empty(0, np.int64), np.empty(0, np.int32)
+        self._last_ids = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,25 +13,47 @@ from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from pipeline.specs import BehaviorId, BehaviorSpec
 from pipeline.stepping.agents import Ids, Roster, Slots, SlotTable
 from pipeline.stepping.door import check_report, check_unique
+from pipeline.stepping.steps import Lives, Tick
+
+NO_SLOTS: Slots = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
-class Waiting:
-    """Decisions of one behavior id that wait for actions.
+class Seat:
+    """One behavior id of one simulator.
+
+    Attributes:
+        grouped: some agent of it has had a group.
+    """
+
+    id: BehaviorId
+    spec: BehaviorSpec
+    roster: Roster = field(default_factory=Roster)
+    grouped: bool = False
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One report of a Step, checked, with the slots of its agents.
 
     Attributes:
         behavior: id, as the simulator writes it.
-        name: behavior name.
-        slots: [n] slot of each row.
-        decisions: the rows.
+        decisions: rows that want an action, or None for no rows; in lockstep by agent id.
+        slots: [n] slot of each decision, -1 where the agent is new; once settled, all have one.
         restore: [n] row of the simulator's own order, or None where that is this order.
+        ends: rows whose episode ended, or None for no rows.
+        vacated: [m] slot of each end.
+        unknown: how many agents are new.
     """
 
     behavior: str
-    name: str
+    seat: Seat
+    decisions: Decisions | None
     slots: Slots
-    decisions: Decisions
     restore: NDArray[np.intp] | None
+    ends: Ends | None
+    vacated: Slots
+    unknown: int
 
 
 @dataclass(slots=True)
@@ -40,29 +61,23 @@ class Frame:
     """A Step that was received and not answered.
 
     Attributes:
-        step: the record.
+        sequence: of the Step.
         received_at: time.
-        newcomers: by behavior name, agents that have no slot yet.
+        arrivals: its reports.
         reported: its outcomes have been taken over.
-        waiting: its decisions.
         withheld_at: since when only a permit or weights are missing, None where nothing is.
     """
 
-    step: Step
+    sequence: int
     received_at: float
-    newcomers: dict[str, int] = field(default_factory=dict)
+    arrivals: list[Arrival]
     reported: bool = False
-    waiting: list[Waiting] = field(default_factory=list)
     withheld_at: float | None = None
 
-
-@dataclass(slots=True)
-class Seat:
-    """One behavior id of one simulator."""
-
-    id: BehaviorId
-    spec: BehaviorSpec
-    roster: Roster = field(default_factory=Roster)
+    @property
+    def waiting(self) -> list[Arrival]:
+        """Reports whose decisions, taken over, wait for actions."""
+        return [arrival for arrival in self.arrivals if arrival.decisions is not None] if self.reported else []
 
 
 @dataclass(slots=True)
@@ -71,6 +86,7 @@ class Connection:
 
     Attributes:
         number: orders the simulators; the supervisor's number where there is one.
+        sorts: decisions are put in the order of their agents (lockstep).
         seats: by behavior id text.
         pending: by behavior name, actions whose outcome has not come.
         completed: by behavior name, steps completed over this connection.
@@ -80,6 +96,7 @@ class Connection:
     """
 
     number: int
+    sorts: bool = False
     seats: dict[str, Seat] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
@@ -87,8 +104,8 @@ class Connection:
     sequence: int = 0
     gone: bool = False
 
-    def check(self, step: Step) -> None:
-        """Refuses a Step that contradicts the specs or the agents alive.
+    def arrive(self, step: Step) -> list[Arrival]:
+        """The reports of a Step; one that contradicts the specs or the agents alive is refused.
 
         Raises:
             RemoteProtocolError: something is wrong.
@@ -100,129 +117,122 @@ class Connection:
                 expected=f"Step {self.sequence}",
                 remedy="count the Steps of a connection from 0",
             )
-        seen: set[str] = set()
+        arrivals: dict[str, Arrival] = {}
         for report in step.reports:
             seat = self.seats.get(report.behavior)
-            if seat is None or report.behavior in seen:
+            if seat is None or report.behavior in arrivals:
                 raise RemoteProtocolError(
                     "unknown_behavior" if seat is None else "duplicate_behavior",
                     got=f"a report of {report.behavior!r}",
                     expected=f"each of {sorted(self.seats)} at most once",
                     remedy="name every behavior in Hello or Behaviors first, and report it once in a Step",
                 )
-            seen.add(report.behavior)
             check_report(report, seat.spec)
-            _check_agents(report, seat.roster)
+            arrivals[report.behavior] = _arrival(report, seat, sort=self.sorts)
         self.sequence += 1
-
-    def newcomers(self, step: Step) -> dict[str, int]:
-        """How many agents of a checked Step are not here yet, by behavior name."""
-        new: dict[str, int] = {}
-        for report in step.reports:
-            seat = self.seats[report.behavior]
-            if report.decisions is not None and not seat.roster.same_as_last(report.decisions.agents):
-                unknown = int(np.count_nonzero(seat.roster.find(report.decisions.agents) < 0))
-                new[seat.id.name] = new.get(seat.id.name, 0) + unknown
-        return new
+        return list(arrivals.values())
 
 
-def _check_agents(report: BehaviorReport, roster: Roster) -> None:
-    if report.decisions is not None and not roster.same_as_last(report.decisions.agents):
-        check_unique(report.behavior, "decisions", report.decisions.agents)
-    if report.ends is not None:
-        check_unique(report.behavior, "ends", report.ends.agents)
-        unknown = roster.find(report.ends.agents) < 0
-        if unknown.any():
+def _arrival(report: BehaviorReport, seat: Seat, *, sort: bool) -> Arrival:
+    decisions, restore = report.decisions, None
+    if decisions is not None and not len(decisions.agents):
+        decisions = None
+    if decisions is not None and sort:
+        decisions, restore = in_order(decisions)
+    slots, unknown = (NO_SLOTS, 0) if decisions is None else _look_up(report.behavior, decisions, seat.roster)
+    ends, vacated = report.ends, NO_SLOTS
+    if ends is not None and not len(ends.agents):
+        ends = None
+    if ends is not None:
+        check_unique(report.behavior, "ends", ends.agents)
+        vacated = seat.roster.find(ends.agents)
+        if np.count_nonzero(vacated < 0):
             raise RemoteProtocolError(
                 "unknown_agent",
-                got=f"the end of agent {report.ends.agents[unknown][0]} of {report.behavior}",
+                got=f"the end of agent {ends.agents[vacated < 0][0]} of {report.behavior}",
                 expected="the end of an agent that has decided before",
                 remedy="report an agent's first decision before its end",
             )
+    return Arrival(report.behavior, seat, decisions, slots, restore, ends, vacated, unknown)
 
 
-@dataclass(slots=True)
-class Outcomes:
-    """What one frame reports for one behavior id, in slots.
-
-    Attributes:
-        ended: rows of Ends with their slots and whether they complete a step, or None.
-        joined: slots given a new life.
-        moved: slots whose group changed.
-        reported: rows of Decisions with their slots and whether they complete a step, or None.
-    """
-
-    ended: tuple[Ends, Slots, NDArray[np.bool_]] | None = None
-    joined: Slots | None = None
-    moved: Slots | None = None
-    reported: tuple[Decisions, Slots, NDArray[np.bool_]] | None = None
-
-    @property
-    def completed(self) -> int:
-        """Steps completed."""
-        done = 0 if self.ended is None else int(np.count_nonzero(self.ended[2]))
-        return done + (0 if self.reported is None else int(np.count_nonzero(self.reported[2])))
+def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots, int]:
+    """Slot of each decision, and how many agents are new."""
+    known = roster.last(decisions.agents)
+    if known is not None:
+        return known, 0
+    check_unique(behavior, "decisions", decisions.agents)
+    slots = roster.find(decisions.agents)
+    unknown = int(np.count_nonzero(slots < 0))
+    if not unknown:
+        roster.remember(decisions.agents, slots)
+    return slots, unknown
 
 
-def settle(seat: Seat, report: BehaviorReport, table: SlotTable, simulator: int) -> Outcomes:
-    """Gives the rows of a report their slots and closes the actions they answer.
+def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: Tick) -> int:
+    """Gives the agents of a report their slots, closes the actions it answers, and tells of both.
 
     Args:
-        seat: of the behavior id.
-        report: checked.
+        arrival: the report.
         table: slots of the behavior name.
-        simulator: connection number.
+        simulator: number of the connection.
+        tick: of the behavior name; gets the rows.
+
+    Returns:
+        Steps completed.
     """
-    out = Outcomes()
-    vacant: Slots = np.empty(0, np.int32)
-    if report.ends is not None and len(report.ends.agents):
-        vacant = seat.roster.find(report.ends.agents)
-        out.ended = (report.ends, vacant, table.acted[vacant])
-        table.live[vacant] = False
-        table.acted[vacant] = False
-    if report.decisions is not None and len(report.decisions.agents):
-        slots, joined = _slots_of(seat, report.decisions, table, simulator)
-        out.joined = joined
-        out.reported = (report.decisions, slots, table.acted[slots])
-        out.moved = _regroup(report.decisions, slots, table, simulator)
-        table.acted[slots] = False
-    empty = vacant[~table.live[vacant]]
-    if empty.size:
-        seat.roster.remove(empty)
-        table.give_back(empty)
-    return out
+    completed, vacated = 0, arrival.vacated
+    if arrival.ends is not None:
+        completed = int(np.count_nonzero(table.acted[vacated]))
+        table.live[vacated] = False
+        table.acted[vacated] = False
+        tick.ended.append((arrival.ends, vacated))
+    if arrival.decisions is not None:
+        if arrival.unknown or arrival.ends is not None:
+            _begin(arrival, arrival.decisions, table, simulator, tick)
+        _regroup(arrival, arrival.decisions, table, simulator, tick)
+        completed += int(np.count_nonzero(table.acted[arrival.slots]))
+        table.acted[arrival.slots] = False
+        tick.reported.append((arrival.decisions, arrival.slots))
+    if arrival.ends is not None:
+        empty = vacated[~table.live[vacated]]
+        if empty.size:
+            arrival.seat.roster.remove(empty)
+            table.give_back(empty)
+    tick.completed += completed
+    return completed
 
 
-def _slots_of(seat: Seat, decisions: Decisions, table: SlotTable, simulator: int) -> tuple[Slots, Slots | None]:
-    """Slot of each decision, and which of them begin a life."""
-    roster, ids = seat.roster, decisions.agents
-    if roster.same_as_last(ids):
-        slots = roster.last_slots()
-    else:
-        slots = roster.find(ids)
+def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick) -> None:
+    """Gives slots to new agents, and new lives to those that ended and decide again."""
+    seat, ids, slots = arrival.seat, decisions.agents, arrival.slots
+    if arrival.unknown:
         new = np.flatnonzero(slots < 0)
-        if new.size:
-            slots = slots.copy()
-            slots[new] = table.take(len(new))
-            roster.add(ids[new], slots[new])
-        roster.remember(ids, slots)
+        slots = slots.copy()
+        slots[new] = table.take(len(new))
+        seat.roster.add(ids[new], slots[new])
+        seat.roster.remember(ids, slots)
+        arrival.slots = slots
     fresh = ~table.live[slots]
-    if not fresh.any():
-        return slots, None
-    joined = slots[fresh]
-    table.begin(joined, _group_keys(decisions.groups[fresh], simulator), seat.id.team, simulator)
-    return slots, joined
+    if np.count_nonzero(fresh):
+        joined = slots[fresh]
+        groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
+        table.begin(joined, groups, seat.id.team, simulator)
+        tick.joined.append(Lives(table, joined, fresh=True))
 
 
-def _regroup(decisions: Decisions, slots: Slots, table: SlotTable, simulator: int) -> Slots | None:
-    """Slots whose agent now names another group."""
-    keys = _group_keys(decisions.groups, simulator)
-    moved = table.groups[slots] != keys
-    if not moved.any():
-        return None
-    table.groups[slots] = keys
-    changed: Slots = slots[moved]
-    return changed
+def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick) -> None:
+    """Tells of agents that now name another group."""
+    seat = arrival.seat
+    if decisions.groups is None and not seat.grouped:
+        return
+    seat.grouped = True
+    groups = np.zeros(len(arrival.slots), np.int64) if decisions.groups is None else decisions.groups
+    keys = _group_keys(groups, simulator)
+    moved = table.groups[arrival.slots] != keys
+    if np.count_nonzero(moved):
+        table.groups[arrival.slots] = keys
+        tick.joined.append(Lives(table, arrival.slots[moved], fresh=False))
 
 
 def _group_keys(groups: Ids, simulator: int) -> Ids:
@@ -230,26 +240,19 @@ def _group_keys(groups: Ids, simulator: int) -> Ids:
     return np.where(groups == 0, 0, groups + ((simulator + 1) << 32))
 
 
-def in_order(report: BehaviorReport) -> tuple[BehaviorReport, NDArray[np.intp] | None]:
-    """The report with its decisions by agent id, and each row's place in the simulator's own order.
+def in_order(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
+    """The decisions by agent id, and each row's place in the simulator's own order.
 
     Lockstep needs it: the rounding of a matrix product depends on where a row stands.
     """
-    decisions = report.decisions
-    if decisions is None or bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
-        return report, None
+    if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
+        return decisions, None
     order = np.argsort(decisions.agents, kind="stable")
-    names = [column.name for column in fields(decisions)]
-    rows = {name: _rows(getattr(decisions, name), order) for name in names}
-    return BehaviorReport(behavior=report.behavior, decisions=Decisions(**rows), ends=report.ends), np.argsort(order)
+    rows = {column.name: _rows(getattr(decisions, column.name), order) for column in fields(decisions)}
+    return Decisions(**rows), np.argsort(order)
 
 
 def _rows(value: Any, order: NDArray[np.intp]) -> Any:
     if isinstance(value, tuple):
         return tuple(column[order] for column in value)
     return None if value is None else value[order]
-
-
-def join_columns(columns: Sequence[Any]) -> Any:
-    """One column after the other; no copy where there is one."""
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)

@@ -6,6 +6,7 @@ that simulator alone.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
     """
     if report.decisions is not None:
         _check_rows(report.behavior, "decisions", report.decisions, spec)
+        _check_groups(report.behavior, report.decisions)
         _check_masks(report.behavior, report.decisions, spec)
     if report.ends is not None:
         _check_rows(report.behavior, "ends", report.ends, spec)
@@ -50,22 +52,33 @@ def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
 
 def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
     n = len(rows.agents)
-    for name, column in (("groups", rows.groups), ("rewards", rows.rewards), ("group_rewards", rows.group_rewards)):
-        if len(column) != n:
+    for name in ("rewards", "group_rewards", "matches"):
+        column = getattr(rows, name)
+        if column is not None and len(column) != n:
             raise _shape(behavior, f"{what}.{name}", f"{len(column)} rows", f"{n}, one for each agent")
-    if rows.matches is not None and len(rows.matches) != n:
-        raise _shape(behavior, f"{what}.matches", f"{len(rows.matches)} rows", f"{n}, one for each agent")
     _check_finite(behavior, f"{what}.rewards", rows.rewards, rows.agents)
-    _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
-    if n and (rows.groups.min() < 0 or rows.groups.max() > MAX_GROUP):
-        row = int(np.flatnonzero((rows.groups < 0) | (rows.groups > MAX_GROUP))[0])
+    if rows.group_rewards is not None:
+        _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
+    _check_observations(behavior, what, rows, spec)
+
+
+def _check_groups(behavior: str, decisions: Decisions) -> None:
+    groups = decisions.groups
+    if groups is None:
+        return
+    if len(groups) != len(decisions.agents):
+        raise _shape(
+            behavior, "decisions.groups", f"{len(groups)} rows", f"{len(decisions.agents)}, one for each agent"
+        )
+    beyond = (groups < 0) | (groups > MAX_GROUP)
+    if np.count_nonzero(beyond):
+        row = int(np.flatnonzero(beyond)[0])
         raise RemoteProtocolError(
             "group",
-            got=f"group id {rows.groups[row]} in {what}.groups of {behavior}, agent {rows.agents[row]}",
+            got=f"group id {groups[row]} in decisions.groups of {behavior}, agent {decisions.agents[row]}",
             expected=f"0 for no group, else 1..{MAX_GROUP}",
             remedy="number the groups of a simulator from 1",
         )
-    _check_observations(behavior, what, rows, spec)
 
 
 def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
@@ -92,10 +105,9 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
 
 
 def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
-    # A sum is finite only where all terms are; it may overflow where they are not, so look again before refusing.
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        if np.isfinite(np.add.reduce(column, axis=None, dtype=np.float64)):
-            return
+    # A sum of squares is finite only where all terms are; it may overflow where they are not, so look again.
+    if math.isfinite(np.vdot(column, column)):
+        return
     bad = ~np.isfinite(column.reshape(len(agents), -1)).all(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

@@ -14,7 +14,7 @@ from pipeline.networks.actor import Actor, to_environment
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays
 from pipeline.specs import BehaviorSpec
-from pipeline.stepping.stepper import Chosen
+from pipeline.stepping.steps import Chosen
 
 
 class CurrentPolicy:
@@ -29,6 +29,7 @@ class CurrentPolicy:
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, seed: int) -> None:
         self.version = 0
         self._actor = Actor(spec, settings)
+        self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -39,11 +40,12 @@ class CurrentPolicy:
             CheckpointError: they do not fit the network.
         """
         load_arrays(self._actor, weights.arrays)
+        self._acting = self._actor.frozen()
         self.version = weights.version
 
     def act(self, observations: tuple[NDArray[Any], ...], masks: NDArray[np.bool_] | None) -> Chosen:
         """Chooses for all rows in one forward pass."""
-        continuous, discrete, log_probs = self._actor.act(observations, masks, self._generator, self._deterministic)
+        continuous, discrete, log_probs = self._acting.act(observations, masks, self._generator, self._deterministic)
         return Chosen(
             continuous=continuous, executed=to_environment(continuous), discrete=discrete, log_probs=log_probs
         )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+GATHERED_STEPS: Final = 1024
+"""Steps that are worth a message to assembly."""
+GATHERING_S: Final = 0.01
+"""How long fewer steps than that wait for more."""
 
 
 class SteppingSettings(BaseModel):

@@ -11,45 +11,20 @@ the order of their numbers, rows by agent id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import RemoteProtocolError
-from pipeline.messages.service import (
-    Acted,
-    BehaviorSteps,
-    Ended,
-    Joined,
-    Permit,
-    Produced,
-    Reported,
-)
+from pipeline.messages.service import BehaviorSteps, Permit, Produced
 from pipeline.messages.simulator import Act, BehaviorActions, Step
 from pipeline.specs import BehaviorId, BehaviorSpec
-from pipeline.stepping.agents import Slots, SlotTable
-from pipeline.stepping.connections import Connection, Frame, Outcomes, Seat, Waiting, in_order, join_columns, settle
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
-    """Actions of `n` agents.
-
-    Attributes:
-        continuous: [n, continuous] raw sample.
-        executed: [n, continuous] what the simulator gets, in [-1, 1].
-        discrete: [n, branches] chosen index.
-        log_probs: [n] of the joint action.
-    """
-
-    continuous: NDArray[np.float32]
-    executed: NDArray[np.float32]
-    discrete: NDArray[np.int32]
-    log_probs: NDArray[np.float32]
+from pipeline.stepping.agents import SlotTable
+from pipeline.stepping.connections import Arrival, Connection, Frame, Seat, settle
+from pipeline.stepping.steps import Choice, Chosen, Lives, Tick, Told, join_columns, join_optional
 
 
 class Policy(Protocol):
@@ -88,17 +63,6 @@ class Behavior:
 
 
 @dataclass(slots=True)
-class Pieces:
-    """What one wake-up gathers for one behavior name."""
-
-    produced_before: int
-    ended: list[tuple[Any, Slots, NDArray[np.bool_]]] = field(default_factory=list)
-    joined: list[Slots] = field(default_factory=list)
-    moved: list[Slots] = field(default_factory=list)
-    reported: list[tuple[Any, Slots, NDArray[np.bool_]]] = field(default_factory=list)
-    acted: Acted | None = None
-
-
 class Wake:
     """What a wake-up did.
 
@@ -107,17 +71,8 @@ class Wake:
         rows: rows acted for.
     """
 
-    def __init__(self) -> None:
-        self.acts: list[tuple[int, Act, float, float]] = []
-        self.rows = 0
-        self.build: Callable[[], list[BehaviorSteps]] = list
-
-    @cached_property
-    def parts(self) -> list[BehaviorSteps]:
-        """What assembly gets, in order. Made when first asked for, which is before the next wake-up:
-        simulators need not wait for it.
-        """
-        return self.build()
+    acts: list[tuple[int, Act, float, float]] = field(default_factory=list)
+    rows: int = 0
 
 
 class Stepper:
@@ -140,8 +95,10 @@ class Stepper:
         self._lockstep = lockstep
         self._expected = expected
         self._max_agents = max_agents
-        self._tick = 0
-        self._rejoin: set[str] = set()
+        self._number = 0
+        self._ticks: dict[str, Tick] = {}  # of this wake-up
+        self._told = Told()
+        self._rejoin = False
 
     # ---------------------------------------------------------------- simulators come and go
 
@@ -160,7 +117,7 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts what is known.
         """
-        connection = Connection(number=number)
+        connection = Connection(number=number, sorts=self._lockstep)
         self._enroll(connection, specs)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
         if former is not None:
@@ -186,11 +143,14 @@ class Stepper:
             RemoteProtocolError: it contradicts the specs or the agents alive; nothing of it is used.
         """
         connection = self.connections[key]
-        connection.check(step)
-        newcomers = connection.newcomers(step)
-        for name, n in newcomers.items():
+        arrivals = connection.arrive(step)
+        new: dict[str, int] = {}
+        for arrival in arrivals:
+            if arrival.unknown:
+                new[arrival.seat.id.name] = new.get(arrival.seat.id.name, 0) + arrival.unknown
+        for name, n in new.items():
             self._check_room(name, n)
-        connection.frame = Frame(step=step, received_at=now, newcomers=newcomers)
+        connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def permit(self, name: str, permit: Permit) -> None:
         """Coordination says how far this process may go; heard again, a permit does not undo what was given back."""
@@ -202,9 +162,16 @@ class Stepper:
             permit = Permit(serial=permit.serial, allowance=allowance, version=permit.version)
         behavior.permit = permit
 
+    def return_unused(self) -> None:
+        """Gives back the permits of behaviors without agents: others can use them."""
+        for behavior in self.behaviors.values():
+            permit = behavior.permit
+            if not behavior.table.taken and permit.allowance > behavior.produced:
+                behavior.permit = Permit(serial=permit.serial, allowance=behavior.produced, version=permit.version)
+
     def rejoin(self) -> None:
-        """The reader of the parts is new: tell it of all live agents with the next parts."""
-        self._rejoin = set(self.behaviors)
+        """The reader of the steps is new: tell it of all live agents with the next wake-up."""
+        self._rejoin = True
 
     # ---------------------------------------------------------------- a wake-up
 
@@ -221,18 +188,28 @@ class Stepper:
         ready = not self._lockstep or self._round_complete() or not acting
         if not (gone or self._rejoin or (waiting and ready)):
             return out
-        self._tick += 1
-        pieces: dict[str, Pieces] = {}
-        self._report(waiting if ready else [key for key in waiting if key in gone], pieces, now)
+        self._number += 1
+        self._ticks = {}
+        self._report(waiting if ready else [key for key in waiting if key in gone], now)
         if ready and acting:
-            self._act([key for key in waiting if key not in gone], pieces, out, now)
-        self._tell_again(pieces)
-        closed = self._close(gone) if gone else []
-        out.build = lambda: [*(self._part(name, piece) for name, piece in sorted(pieces.items())), *closed]
+            self._act([key for key in waiting if key not in gone], out, now)
+        if self._rejoin:
+            self._tell_again()
+        for key in gone:
+            self._close(self.connections.pop(key))
         return out
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether `take_steps` would return something."""
+        return self._told.some
+
+    def take_steps(self) -> tuple[BehaviorSteps, ...]:
+        """What assembly gets of the wake-ups since the last call, in order of behavior names."""
+        return self._told.take()
+
     def state(self) -> dict[str, Produced]:
-        """Where each behavior stands; an unused permit is given back where no agent lives."""
+        """Where each behavior stands."""
         return {name: self._produced(name, behavior) for name, behavior in self.behaviors.items()}
 
     @property
@@ -242,15 +219,22 @@ class Stepper:
 
     # ---------------------------------------------------------------- inside
 
+    def _tick(self, name: str) -> Tick:
+        """What this wake-up leaves of behavior `name`."""
+        tick = self._ticks.get(name)
+        if tick is None:
+            tick = self._ticks[name] = self._told.add(name, Tick(self._number), self.behaviors[name].produced)
+        return tick
+
     def _check_room(self, name: str, n: int) -> None:
         """Refuses `n` more agents beside those here and those of frames not taken over yet, if that is too many."""
         table = self.behaviors[name].table
         frames = [c.frame for c in self.connections.values() if c.frame is not None and not c.frame.reported]
-        taken = table.taken + sum(frame.newcomers.get(name, 0) for frame in frames)
-        if taken + n > table.limit:
+        expected = sum(a.unknown for frame in frames for a in frame.arrivals if a.seat.id.name == name)
+        if table.taken + expected + n > table.limit:
             raise RemoteProtocolError(
                 "too_large",
-                got=f"{n} more agents of {name} beside {taken}",
+                got=f"{n} more agents of {name} beside {table.taken + expected}",
                 expected=f"at most {table.limit} agents of one behavior",
                 remedy="run fewer areas, or raise pipeline.max_agents",
             )
@@ -277,7 +261,7 @@ class Stepper:
         enough = len(living) >= self._expected or not self.deterministic
         return bool(living) and enough and all(c.frame is not None for c in living)
 
-    def _report(self, keys: list[int], pieces: dict[str, Pieces], now: float) -> None:
+    def _report(self, keys: list[int], now: float) -> None:
         """Takes over the outcomes of new frames."""
         for key in keys:
             connection = self.connections[key]
@@ -288,32 +272,13 @@ class Stepper:
             frame.withheld_at = now
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
-            for report in frame.step.reports:
-                ordered, restore = in_order(report) if self._lockstep else (report, None)
-                seat = connection.seats[report.behavior]
-                behavior = self.behaviors[seat.id.name]
-                outcomes = settle(seat, ordered, behavior.table, connection.number)
-                self._gather(seat.id.name, behavior, connection, outcomes, pieces)
-                if outcomes.reported is not None:
-                    decisions, slots, _ = outcomes.reported
-                    frame.waiting.append(Waiting(report.behavior, seat.id.name, slots, decisions, restore))
-
-    def _gather(
-        self, name: str, behavior: Behavior, connection: Connection, outcomes: Outcomes, pieces: dict[str, Pieces]
-    ) -> None:
-        piece = pieces.setdefault(name, Pieces(produced_before=behavior.produced))
-        if outcomes.ended is not None:
-            piece.ended.append(outcomes.ended)
-        if outcomes.joined is not None:
-            piece.joined.append(outcomes.joined)
-        if outcomes.moved is not None:
-            piece.moved.append(outcomes.moved)
-        if outcomes.reported is not None:
-            piece.reported.append(outcomes.reported)
-        done = outcomes.completed
-        behavior.produced += done
-        connection.pending[name] -= done
-        connection.completed[name] = connection.completed.get(name, 0) + done
+            for arrival in frame.arrivals:
+                name = arrival.seat.id.name
+                behavior = self.behaviors[name]
+                done = settle(arrival, behavior.table, connection.number, self._tick(name))
+                behavior.produced += done
+                connection.pending[name] -= done
+                connection.completed[name] = connection.completed.get(name, 0) + done
 
     def _waiting(self) -> list[int]:
         """Connections with a frame: by number in lockstep, else who has waited longest first."""
@@ -326,13 +291,14 @@ class Stepper:
 
     def _may_act(self, connection: Connection, frame: Frame) -> bool:
         """Whether weights and budgets of all that would act or go on acting allow it."""
-        for rows in frame.waiting:
-            behavior, policy = self.behaviors[rows.name], self._policies.get(rows.name)
+        for arrival in frame.waiting:
+            name = arrival.seat.id.name
+            behavior, policy = self.behaviors[name], self._policies.get(name)
             if policy is None or policy.version < behavior.permit.version or behavior.remaining <= 0:
                 return False
         return all(self.behaviors[name].remaining > 0 for name, count in connection.pending.items() if count)
 
-    def _act(self, keys: list[int], pieces: dict[str, Pieces], out: Wake, now: float) -> None:
+    def _act(self, keys: list[int], out: Wake, now: float) -> None:
         """Acts for every waiting simulator that the budgets let go on."""
         frames = [(key, self.connections[key]) for key in keys]
         if self._lockstep:
@@ -345,185 +311,92 @@ class Stepper:
                 if connection.frame is not None and self._may_act(connection, connection.frame):
                     self._admit(connection)
                     admitted.append((key, connection))
-        answers = self._choose(admitted, pieces, out)
+        answers = self._choose(admitted, out)
         for key, connection in admitted:
             frame = connection.frame
             assert frame is not None
             withheld = 0.0 if frame.withheld_at is None else now - frame.withheld_at
-            act = Act(sequence=frame.step.sequence, actions=tuple(answers.get(key, ())))
+            act = Act(sequence=frame.sequence, actions=tuple(answers.get(key, ())))
             out.acts.append((key, act, frame.received_at, withheld))
             connection.frame = None
 
     def _admit(self, connection: Connection) -> None:
         """Counts a simulator's actions as under way."""
         assert connection.frame is not None
-        for rows in connection.frame.waiting:
-            connection.pending[rows.name] += len(rows.slots)
+        for arrival in connection.frame.waiting:
+            connection.pending[arrival.seat.id.name] += len(arrival.slots)
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
-    def _choose(
-        self, admitted: list[tuple[int, Connection]], pieces: dict[str, Pieces], out: Wake
-    ) -> dict[int, list[BehaviorActions]]:
+    def _choose(self, admitted: list[tuple[int, Connection]], out: Wake) -> dict[int, list[BehaviorActions]]:
         """One forward pass for each behavior name; the answers by connection."""
-        by_name: dict[str, list[tuple[int, Waiting]]] = {}
+        by_name: dict[str, list[tuple[int, Arrival]]] = {}
         for key, connection in admitted:
             assert connection.frame is not None
-            for rows in connection.frame.waiting:
-                by_name.setdefault(rows.name, []).append((key, rows))
+            for arrival in connection.frame.waiting:
+                by_name.setdefault(arrival.seat.id.name, []).append((key, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            behavior, policy = self.behaviors[name], self._policies[name]
-            piece = pieces.setdefault(name, Pieces(produced_before=behavior.produced))
-            piece.acted, executed = _act_for([rows for _, rows in entries], behavior, policy)
-            out.rows += len(piece.acted.slots)
+            choice = _choice([arrival for _, arrival in entries], self.behaviors[name], self._policies[name])
+            self._tick(name).choice = choice
             at = 0
-            for key, rows in entries:
-                n = len(rows.slots)
-                part = slice(at, at + n)
-                answers.setdefault(key, []).append(_answer(rows, executed[part], piece.acted.discrete[part]))
-                at += n
+            for key, arrival in entries:
+                rows = slice(at, at + len(arrival.slots))
+                answers.setdefault(key, []).append(_answer(arrival, choice.chosen, rows))
+                at = rows.stop
+            out.rows += at
         return answers
 
-    def _tell_again(self, pieces: dict[str, Pieces]) -> None:
-        """Adds all live agents of a behavior whose reader is new."""
-        for name in self._rejoin:
-            pieces.setdefault(name, Pieces(produced_before=self.behaviors[name].produced))
+    def _tell_again(self) -> None:
+        """Adds all live agents of each behavior: their reader is new."""
+        self._rejoin = False
+        for name, behavior in self.behaviors.items():
+            tick = self._tick(name)
+            live = np.flatnonzero(behavior.table.live).astype(np.int32)
+            told = [lives.slots[lives.fresh] for lives in tick.joined]
+            tick.joined = [lives for lives in tick.joined if lives.fresh.all()]
+            again = live[~np.isin(live, np.concatenate(told))] if told else live
+            if again.size:
+                tick.joined.append(Lives(behavior.table, again, fresh=False))
 
-    def _part(self, name: str, piece: Pieces) -> BehaviorSteps:
-        table = self.behaviors[name].table
-        new = join_columns(piece.joined) if piece.joined else np.empty(0, np.int32)
-        again = np.flatnonzero(table.live).astype(np.int32) if name in self._rejoin else _joined(piece.moved)
-        self._rejoin.discard(name)
-        again = again[~np.isin(again, new)] if again.size else again
-        return BehaviorSteps(
-            behavior=name,
-            tick=self._tick,
-            produced_before=piece.produced_before,
-            ended=_ended(piece),
-            joined=_told(table, new, again) if new.size or again.size else None,
-            reported=_reported(piece),
-            acted=piece.acted,
-        )
-
-    def _close(self, gone: list[int]) -> list[BehaviorSteps]:
-        """Parts that tell of the agents of closed connections."""
-        parts = []
-        for key in gone:
-            connection = self.connections.pop(key)
-            for name, count in connection.pending.items():
-                if connection.frame is None or not connection.frame.reported:
-                    self.behaviors[name].running -= count
-            for seat in connection.seats.values():
-                slots = seat.roster.slots
-                if slots.size:
-                    behavior = self.behaviors[seat.id.name]
-                    behavior.table.give_back(slots)
-                    parts.append(
-                        BehaviorSteps(
-                            behavior=seat.id.name, tick=self._tick, produced_before=behavior.produced, lost=slots
-                        )
-                    )
-        return parts
+    def _close(self, connection: Connection) -> None:
+        """Tells of the agents of a closed connection: they are lost, after all else of this wake-up."""
+        for name, count in connection.pending.items():
+            if connection.frame is None or not connection.frame.reported:
+                self.behaviors[name].running -= count
+        for seat in connection.seats.values():
+            slots = seat.roster.slots
+            if slots.size:
+                behavior = self.behaviors[seat.id.name]
+                behavior.table.give_back(slots)
+                self._told.add(seat.id.name, Tick(self._number, lost=[slots]), behavior.produced)
 
     def _produced(self, name: str, behavior: Behavior) -> Produced:
-        agents = int(np.count_nonzero(behavior.table.live))
-        if not agents and behavior.permit.allowance > behavior.produced:
-            permit = behavior.permit
-            behavior.permit = Permit(serial=permit.serial, allowance=behavior.produced, version=permit.version)
         frames = [c.frame for c in self.connections.values() if c.frame is not None]
         return Produced(
             steps=behavior.produced,
             serial=behavior.permit.serial,
             allowance=behavior.permit.allowance,
-            agents=agents,
-            waiting=sum(len(rows.slots) for frame in frames for rows in frame.waiting if rows.name == name),
+            agents=behavior.table.taken,
+            waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
         )
 
 
-# ---------------------------------------------------------------- columns
-
-
-def _act_for(entries: list[Waiting], behavior: Behavior, policy: Policy) -> tuple[Acted, NDArray[np.float32]]:
-    """Chooses for all rows of a behavior; returns the record and what the simulators get."""
-    columns = zip(*(rows.decisions.observations for rows in entries), strict=True)
-    masks = _masks(entries, behavior.spec.actions.mask_size)
+def _choice(arrivals: list[Arrival], behavior: Behavior, policy: Policy) -> Choice:
+    """Chooses for all rows of a behavior."""
+    decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
+    slots = [arrival.slots for arrival in arrivals]
+    columns = zip(*(rows.observations for rows in decisions), strict=True)
+    masks = join_optional([rows.masks for rows in decisions], map(len, slots))
     chosen = policy.act(tuple(join_columns(column) for column in columns), masks)
-    slots: Slots = join_columns([rows.slots for rows in entries])
-    behavior.table.acted[slots] = True
-    acted = Acted(
-        slots=slots,
-        continuous=chosen.continuous,
-        discrete=chosen.discrete,
-        log_probs=chosen.log_probs,
-        masks=masks,
-        versions=np.full(len(slots), policy.version, np.int64),
-    )
-    return acted, chosen.executed
+    for column in slots:
+        behavior.table.acted[column] = True
+    return Choice(slots, chosen, masks, policy.version)
 
 
-def _masks(entries: list[Waiting], width: int) -> NDArray[np.bool_] | None:
-    if all(rows.decisions.masks is None for rows in entries):
-        return None
-    columns = [
-        np.zeros((len(rows.slots), width), bool) if rows.decisions.masks is None else rows.decisions.masks
-        for rows in entries
-    ]
-    joined: NDArray[np.bool_] = join_columns(columns)
-    return joined
-
-
-def _answer(rows: Waiting, executed: NDArray[np.float32], discrete: NDArray[np.int32]) -> BehaviorActions:
-    agents = rows.decisions.agents
-    if rows.restore is not None:
-        executed, discrete, agents = executed[rows.restore], discrete[rows.restore], agents[rows.restore]
-    return BehaviorActions(behavior=rows.behavior, agents=agents, continuous=executed, discrete=discrete)
-
-
-def _joined(columns: list[Slots]) -> Slots:
-    joined: Slots = join_columns(columns) if columns else np.empty(0, np.int32)
-    return joined
-
-
-def _told(table: SlotTable, new: Slots, again: Slots) -> Joined:
-    slots = np.concatenate([new, again])
-    return Joined(
-        slots=slots,
-        agents=table.agents[slots],
-        groups=table.groups[slots],
-        teams=table.teams[slots],
-        simulators=table.simulators[slots],
-        fresh=np.arange(len(slots)) < len(new),
-    )
-
-
-def _ended(piece: Pieces) -> Ended | None:
-    if not piece.ended:
-        return None
-    rows = [ends for ends, _, _ in piece.ended]
-    outcomes = None
-    if any(ends.outcomes is not None for ends in rows):
-        unsaid = [np.full(len(ends.agents), -1.0, np.float32) for ends in rows]
-        outcomes = join_columns([u if e.outcomes is None else e.outcomes for u, e in zip(unsaid, rows, strict=True)])
-    return Ended(
-        slots=join_columns([slots for _, slots, _ in piece.ended]),
-        observations=tuple(join_columns(column) for column in zip(*(e.observations for e in rows), strict=True)),
-        rewards=join_columns([ends.rewards for ends in rows]),
-        group_rewards=join_columns([ends.group_rewards for ends in rows]),
-        completed=join_columns([completed for _, _, completed in piece.ended]),
-        interrupted=join_columns([ends.interrupted for ends in rows]),
-        outcomes=outcomes,
-    )
-
-
-def _reported(piece: Pieces) -> Reported | None:
-    if not piece.reported:
-        return None
-    rows = [decisions for decisions, _, _ in piece.reported]
-    return Reported(
-        slots=join_columns([slots for _, slots, _ in piece.reported]),
-        observations=tuple(join_columns(column) for column in zip(*(d.observations for d in rows), strict=True)),
-        rewards=join_columns([decisions.rewards for decisions in rows]),
-        group_rewards=join_columns([decisions.group_rewards for decisions in rows]),
-        completed=join_columns([completed for _, _, completed in piece.reported]),
-    )
+def _answer(arrival: Arrival, chosen: Chosen, rows: slice) -> BehaviorActions:
+    assert arrival.decisions is not None
+    agents, executed, discrete = arrival.decisions.agents, chosen.executed[rows], chosen.discrete[rows]
+    if arrival.restore is not None:
+        agents, executed, discrete = agents[arrival.restore], executed[arrival.restore], discrete[arrival.restore]
+    return BehaviorActions(behavior=arrival.behavior, agents=agents, continuous=executed, discrete=discrete)

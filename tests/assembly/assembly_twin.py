@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from assembly_world import Tick
 
-from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported, Segments
+from pipeline.messages.service import Acted, Ended, Joined, Reported, Segments
 
 Seen = tuple[tuple[float, ...], ...]
 
@@ -78,17 +79,19 @@ class AssemblerTwin:
     def open_steps(self) -> int:
         return sum(len(agent.steps) for agent in self.agents.values())
 
-    def apply(self, part: BehaviorSteps) -> None:
-        if part.lost is not None:
-            self.interrupt(part.lost.tolist())
-        if part.ended is not None:
-            self._end(part.ended)
-        if part.joined is not None:
-            self._join(part.joined)
-        if part.reported is not None:
-            self._report(part.reported)
-        if part.acted is not None:
-            self._act(part.acted)
+    def apply(self, tick: Tick) -> None:
+        self.completed += tick.completed
+        self.orphaned += tick.completed
+        if tick.lost is not None:
+            self.interrupt(tick.lost.tolist())
+        if tick.ended is not None:
+            self._end(tick.ended)
+        if tick.joined is not None:
+            self._join(tick.joined)
+        if tick.reported is not None:
+            self._report(tick.reported)
+        if tick.acted is not None:
+            self._act(tick.acted)
 
     def interrupt(self, slots: list[int]) -> None:
         for slot in slots:
@@ -103,14 +106,13 @@ class AssemblerTwin:
                 assert agent.seen is not None
                 self._close(agent, agent.seen)
 
-    def _complete(self, slot: int, done: bool, reward: float, group_reward: float) -> None:
-        if not done:
-            return
-        self.completed += 1
+    def _complete(self, slot: int, rows: Ended | Reported, row: int) -> None:
         agent = self.agents.get(slot)
         if agent is None or agent.action is None:
-            self.orphaned += 1
             return
+        self.orphaned -= 1
+        reward = float(rows.rewards[row])
+        group_reward = 0.0 if rows.group_rewards is None else float(rows.group_rewards[row])
         assert agent.seen is not None
         agent.steps.append(StepTwin(agent.seen, agent.action, reward, group_reward))
         agent.action = None
@@ -129,7 +131,7 @@ class AssemblerTwin:
         left = {agent.group for slot, agent in self.agents.items() if slot not in slots}
         longest: dict[int, AgentTwin] = {}
         for row, slot in enumerate(slots):
-            self._complete(slot, ended.completed[row], float(ended.rewards[row]), float(ended.group_rewards[row]))
+            self._complete(slot, ended, row)
             agent = self.agents.pop(slot, None)
             if agent is None:
                 continue
@@ -157,9 +159,7 @@ class AssemblerTwin:
 
     def _report(self, reported: Reported) -> None:
         for row, slot in enumerate(reported.slots.tolist()):
-            self._complete(
-                slot, reported.completed[row], float(reported.rewards[row]), float(reported.group_rewards[row])
-            )
+            self._complete(slot, reported, row)
             agent = self.agents.get(slot)
             if agent is None:
                 continue
@@ -168,6 +168,9 @@ class AssemblerTwin:
                 self._close(agent, agent.seen)
 
     def _act(self, acted: Acted) -> None:
+        assert acted.slots is not None
+        assert acted.continuous is not None
+        assert acted.discrete is not None
         for row, slot in enumerate(acted.slots.tolist()):
             agent = self.agents.get(slot)
             if agent is None or agent.seen is None:

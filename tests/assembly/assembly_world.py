@@ -1,9 +1,10 @@
-"""Random worlds of agents, told as the BehaviorSteps that a stepping process would send."""
+"""Random worlds of agents, told wake-up by wake-up, and as the BehaviorSteps that a stepping process would send."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,76 @@ class Life:
     team: int
     simulator: int
     state: str = "new"
+
+
+@dataclass
+class Tick:
+    """One wake-up: records as in BehaviorSteps, of this wake-up alone."""
+
+    number: int
+    produced_before: int
+    completed: int
+    lost: Any
+    ended: Ended | None
+    joined: Joined | None
+    reported: Reported | None
+    acted: Acted | None
+
+
+def told(ticks: Sequence[Tick]) -> BehaviorSteps:
+    """Several wake-ups in one record; actions without slots where they are those of the reports."""
+    slots = [[_slots(tick.reported), _slots(tick.acted)] for tick in ticks]
+    same = all(reported == acted for reported, acted in slots)
+    acted = _joined([tick.acted for tick in ticks if tick.acted is not None])
+    if acted is not None and same:
+        acted = Acted(**{**{field.name: getattr(acted, field.name) for field in fields(Acted)}, "slots": None})
+    lost = [tick.lost for tick in ticks if tick.lost is not None]
+    names = ("ended", "joined", "reported", "acted")
+    return BehaviorSteps(
+        behavior="B",
+        produced_before=ticks[0].produced_before,
+        ticks=np.array([tick.number for tick in ticks]),
+        completed=np.array([tick.completed for tick in ticks]),
+        rows=np.array(
+            [
+                [0 if tick.lost is None else len(tick.lost), *(len(_slots(getattr(tick, name))) for name in names)]
+                for tick in ticks
+            ],
+            np.int32,
+        ),
+        lost=np.concatenate(lost) if lost else None,
+        ended=_joined([tick.ended for tick in ticks if tick.ended is not None]),
+        joined=_joined([tick.joined for tick in ticks if tick.joined is not None]),
+        reported=_joined([tick.reported for tick in ticks if tick.reported is not None]),
+        acted=acted,
+    )
+
+
+def _slots(rows: Any) -> list[int]:
+    return [] if rows is None else list(rows.slots.tolist())
+
+
+def _joined(records: list[Any]) -> Any:
+    """Rows of several records of one kind; a column that some leave out is what leaving out means."""
+    if not records:
+        return None
+    columns: dict[str, Any] = {}
+    for field in fields(records[0]):
+        parts = [getattr(record, field.name) for record in records]
+        if isinstance(parts[0], tuple):
+            columns[field.name] = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+        elif all(part is None for part in parts):
+            columns[field.name] = None
+        else:
+            like = next(part for part in parts if part is not None)
+            unsaid = -1.0 if field.name == "outcomes" else 0
+            columns[field.name] = np.concatenate(
+                [
+                    np.full((len(record.slots), *like.shape[1:]), unsaid, like.dtype) if part is None else part
+                    for part, record in zip(parts, records, strict=True)
+                ]
+            )
+    return type(records[0])(**columns)
 
 
 class World:
@@ -45,7 +116,7 @@ class World:
         self._agents = 0
         self._numbers = 0
 
-    def part(self) -> BehaviorSteps:
+    def tick(self) -> Tick:
         """The next wake-up."""
         self._tick += 1
         before = self.produced
@@ -53,11 +124,11 @@ class World:
         ended, again = self._end()
         joined = self._join(again)
         reported = self._report()
-        acted = self._act()
-        return BehaviorSteps(
-            behavior="B",
-            tick=self._tick,
+        acted = self._act(reported)
+        return Tick(
+            number=self._tick,
             produced_before=before,
+            completed=self.produced - before,
             lost=lost,
             ended=ended,
             joined=joined,
@@ -84,8 +155,7 @@ class World:
             del self.lives[life.slot]
             if self._chance(0.5):
                 again.append(life)
-        completed = [life.state == "acting" for life in rows]
-        self.produced += sum(completed)
+        self.produced += sum(life.state == "acting" for life in rows)
         if not rows:
             return None, again
         n = len(rows)
@@ -94,8 +164,7 @@ class World:
             slots=np.array([life.slot for life in rows], np.int32),
             observations=self._observations(n),
             rewards=self._numbered(n),
-            group_rewards=self._numbered(n),
-            completed=np.array(completed, bool),
+            group_rewards=self._numbered(n) if self.grouped and self._chance(0.7) else None,
             interrupted=np.array([self._chance(0.4) for _ in rows], bool),
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
         ), again
@@ -138,8 +207,7 @@ class World:
             if life.state == "new" or (life.state == "acting" and self._chance(0.8))
         ]
         self.rng.shuffle(rows)
-        completed = [life.state == "acting" for life in rows]
-        self.produced += sum(completed)
+        self.produced += sum(life.state == "acting" for life in rows)
         for life in rows:
             life.state = "waiting"
         if not rows:
@@ -149,14 +217,16 @@ class World:
             slots=np.array([life.slot for life in rows], np.int32),
             observations=self._observations(n),
             rewards=self._numbered(n),
-            group_rewards=self._numbered(n),
-            completed=np.array(completed, bool),
+            group_rewards=self._numbered(n) if self.grouped and self._chance(0.7) else None,
         )
 
-    def _act(self) -> Acted | None:
-        go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld
-        rows = [life for life in self.lives.values() if life.state == "waiting" and life.simulator in go]
-        self.rng.shuffle(rows)
+    def _act(self, reported: Reported | None) -> Acted | None:
+        if self._chance(0.5):  # the usual wake-up: everyone who reported acts, in that order
+            rows = [] if reported is None else [self.lives[slot] for slot in reported.slots.tolist()]
+        else:
+            go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld
+            rows = [life for life in self.lives.values() if life.state == "waiting" and life.simulator in go]
+            self.rng.shuffle(rows)
         for life in rows:
             life.state = "acting"
         if not rows:

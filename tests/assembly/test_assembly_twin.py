@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 import pytest
 from assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
-from assembly_world import World
+from assembly_world import Tick, World, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.assembly.assembler import Assembler, Sizes
 from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import BehaviorSteps, Segments
+from pipeline.messages.service import Segments
 
 
 class Pair:
-    """An assembler and its twin, fed with the same parts; checks every message."""
+    """An assembler and its twin, fed with the same wake-ups; checks every message."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -28,12 +28,14 @@ class Pair:
         self.messages: list[Segments] = []
         self.began: int | None = None
 
-    def apply(self, part: BehaviorSteps) -> None:
+    def apply(self, ticks: list[Tick]) -> None:
         if self.began is None:
-            self.began = part.produced_before
-        assert part.produced_before == self.began + self.twin.completed, "the world miscounted"
-        self.assembler.apply(part)
-        self.twin.apply(part)
+            self.began = ticks[0].produced_before
+        for tick in ticks:
+            assert tick.produced_before == self.began + self.twin.completed, "the world miscounted"
+            self.twin.apply(tick)
+        part = told(ticks)
+        self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
         worth = self.assembler.closed_steps >= self.sizes.flush
         messages = self.take(self.assembler.flush())
         assert bool(messages) == worth
@@ -97,8 +99,10 @@ class Pair:
 
 
 def play(pair: Pair, world: World, ticks: int, cut_chance: float, serial: int = 0) -> None:
-    for _ in range(ticks):
-        pair.apply(world.part())
+    while ticks:
+        together = min(ticks, world.rng.choice([1, 1, 2, 5]))
+        ticks -= together
+        pair.apply([world.tick() for _ in range(together)])
         if world.rng.random() < cut_chance:
             serial += 1
             pair.cut(serial)
@@ -145,7 +149,7 @@ def test_a_new_assembler_takes_up_a_stream_under_way(
 ) -> None:
     """After a restart only what began before it is missing, and that is counted as orphaned."""
     for _ in range(before):
-        world.part()
+        world.tick()
     pair = Pair(sizes)
     play(pair, world, untold, cut_chance)  # sent again, from before the source knew of its new reader
     world.rejoin = True
@@ -162,12 +166,12 @@ def test_a_cut_without_data_is_answered_by_an_empty_message() -> None:
 
 
 def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
-    """Slots and time axis grow to the most agents and the horizon, not with the length of the run."""
+    """Slots and log grow to the most agents and their open steps, not with the length of the run."""
     world = World(random.Random(3), grouped=False, masked=False)
     pair = Pair(Sizes(horizon=5, flush=10, largest=100))
     play(pair, world, 400, 0.0)
     assert len(pair.assembler.block.live) <= 128
-    assert pair.assembler.block.waiting_observations(pair.assembler.block.open_slots())[0].shape[1:] == (2,)
+    assert pair.assembler.block.log.capacity <= 2048
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -175,7 +179,7 @@ def test_an_action_whose_observation_a_new_assembler_never_saw_makes_no_step(ste
     """A decision reported before a restart and acted on after it is orphaned: its observation is not here."""
     world = World(random.Random(1), grouped=False, masked=False)
     while not any(life.state == "waiting" for life in world.lives.values()):
-        world.part()
+        world.tick()
     pair = Pair(Sizes(horizon=steps, flush=1, largest=100))
     world.rejoin = True
     play(pair, world, 12, 0.0)

@@ -334,8 +334,8 @@ def test_frames_must_match_their_description_in_number_and_size() -> None:
 
 def test_a_wrong_column_is_refused_where_it_is_made() -> None:
     for wrong in (np.zeros(1, np.float64), np.zeros((1, 1), np.float32), [0.0], np.zeros(1, ">f4")):
-        columns = {"agents": np.zeros(1, np.int64), "groups": np.zeros(1, np.int64), "observations": ()}
-        ends = Ends(**columns, rewards=wrong, group_rewards=np.zeros(1, np.float32), interrupted=np.zeros(1, np.bool_))
+        agents, cut = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+        ends = Ends(agents=agents, observations=(), rewards=wrong, interrupted=cut)
         with pytest.raises(CodecError, match="convert"):
             encode(ends)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +23,15 @@ SPECS = [
 ]
 
 
-def case(actions, rows=7, seed=0, dtype=torch.float64, masked=True):
+def sample(actions, head, log_sigma, masks, generator, deterministic=False):
+    """A `Sampler`'s answer as `evaluate` takes it."""
+    sampler = distributions.Sampler(actions, log_sigma)
+    arrays = sampler.sample(head, None if masks is None else masks.numpy(), generator, deterministic)
+    continuous, discrete, log_prob = map(torch.from_numpy, arrays)
+    return continuous, discrete.long(), log_prob
+
+
+def case(actions, rows=7, seed=0, dtype=torch.float64, masked=True, deterministic=False):
     generator = torch.Generator().manual_seed(seed)
     head = torch.randn(rows, actions.continuous + actions.mask_size, generator=generator, dtype=dtype)
     log_sigma = torch.randn(actions.continuous, generator=generator, dtype=dtype) * 0.5
@@ -31,7 +40,7 @@ def case(actions, rows=7, seed=0, dtype=torch.float64, masked=True):
         masks = torch.rand(rows, actions.mask_size, generator=generator) < 0.4
         for branch in masks.split(list(actions.discrete), dim=1):
             branch[:, 0] = False
-    continuous, discrete, log_prob = distributions.sample(actions, head, log_sigma, masks, generator)
+    continuous, discrete, log_prob = sample(actions, head, log_sigma, masks, generator, deterministic)
     return head, log_sigma, masks, continuous, discrete, log_prob
 
 
@@ -62,6 +71,32 @@ def test_log_probability_and_entropy_are_those_of_the_twin(actions, masked):
 
 
 @pytest.mark.parametrize("actions", SPECS, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_log_probability_in_single_precision_is_what_evaluate_finds(actions, masked, deterministic):
+    sizes = {"rows": 64, "masked": masked, "deterministic": deterministic}
+    for seed in range(10):
+        *parts, sampled = case(actions, seed=seed, dtype=torch.float32, **sizes)
+        head, log_sigma, masks, continuous, discrete = parts
+        got = distributions.evaluate(actions, head, log_sigma, continuous, discrete, masks)
+        torch.testing.assert_close(sampled, got.log_prob, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("actions", SPECS, ids=str)
+def test_sampling_changes_neither_the_head_nor_what_it_gave_before(actions):
+    head, generator = torch.randn(5, actions.continuous + actions.mask_size), torch.Generator().manual_seed(0)
+    sampler, kept = distributions.Sampler(actions, torch.zeros(actions.continuous)), head.clone()
+    for deterministic in (False, True):
+        first = sampler.sample(head, None, generator, deterministic)
+        copies = [array.copy() for array in first]
+        sampler.sample(head.neg(), None, generator, deterministic)
+        for array, copy in zip(first, copies, strict=True):
+            np.testing.assert_array_equal(array, copy)
+            assert not np.shares_memory(array, head.numpy())
+    assert torch.equal(head, kept)
+
+
+@pytest.mark.parametrize("actions", SPECS, ids=str)
 def test_the_written_out_gradient_is_autograds(actions):
     head, log_sigma, masks, continuous, discrete, _ = case(actions)
     weights = torch.linspace(-1, 1, len(head), dtype=torch.float64)
@@ -84,24 +119,25 @@ def test_a_masked_choice_is_never_taken(seed, deterministic):
     head = torch.randn(200, 7, generator=generator) * 20
     masks = torch.rand(200, 7, generator=generator) < 0.7
     masks[:, 1] = masks[:, 5] = False
-    _, discrete, log_prob = distributions.sample(actions, head, torch.zeros(0), masks, generator, deterministic)
+    _, discrete, log_prob = sample(actions, head, torch.zeros(0), masks, generator, deterministic)
     taken = torch.stack([masks[:, :4].gather(1, discrete[:, :1]), masks[:, 4:].gather(1, discrete[:, 1:])])
     assert not taken.any()
     assert torch.isfinite(log_prob).all()
 
 
-def test_choices_fall_with_their_probabilities():
-    actions, logits = ActionSpec(discrete=(3,)), torch.tensor([0.5, 0.3, 0.2]).log()
+def test_choices_of_all_branches_fall_with_their_probabilities_and_independently():
+    actions, logits = ActionSpec(discrete=(3, 2)), torch.tensor([0.5, 0.3, 0.2, 0.9, 0.1]).log()
     generator = torch.Generator().manual_seed(0)
-    _, discrete, _ = distributions.sample(actions, logits.expand(40_000, 3), torch.zeros(0), None, generator)
-    shares = torch.bincount(discrete[:, 0]) / 40_000
-    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.2]), atol=0.01, rtol=0)
+    _, discrete, _ = sample(actions, logits.expand(40_000, 5), torch.zeros(0), None, generator)
+    shares = torch.bincount(discrete[:, 0] * 2 + discrete[:, 1]) / 40_000
+    expected = torch.tensor([0.45, 0.05, 0.27, 0.03, 0.18, 0.02])
+    torch.testing.assert_close(shares, expected, atol=0.01, rtol=0)
 
 
 def test_continuous_samples_have_the_mean_and_sigma():
     actions, log_sigma = ActionSpec(continuous=2), torch.tensor([0.0, -1.0])
     head = torch.tensor([[1.0, -2.0]]).expand(40_000, 2)
-    continuous, _, _ = distributions.sample(actions, head, log_sigma, None, torch.Generator().manual_seed(0))
+    continuous, _, _ = sample(actions, head, log_sigma, None, torch.Generator().manual_seed(0))
     torch.testing.assert_close(continuous.mean(0), torch.tensor([1.0, -2.0]), atol=0.02, rtol=0)
     torch.testing.assert_close(continuous.std(0), log_sigma.exp(), atol=0.02, rtol=0)
 
@@ -110,7 +146,7 @@ def test_deterministic_takes_the_mode():
     actions = ActionSpec(continuous=1, discrete=(3,))
     head = torch.tensor([[0.7, 0.0, 2.0, 1.0]])
     masks = torch.tensor([[False, True, False]])
-    continuous, discrete, log_prob = distributions.sample(
+    continuous, discrete, log_prob = sample(
         actions, head, torch.zeros(1), masks, torch.Generator().manual_seed(0), deterministic=True
     )
     assert continuous.item() == pytest.approx(0.7)

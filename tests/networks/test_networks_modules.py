@@ -12,6 +12,7 @@ from torch import nn
 from pipeline.errors import CheckpointError
 from pipeline.messages import codec
 from pipeline.messages.service import PolicyWeights
+from pipeline.networks import distributions
 from pipeline.networks.actor import Actor, to_environment
 from pipeline.networks.critic import Critic
 from pipeline.networks.encoders import Unsupported
@@ -145,6 +146,42 @@ def test_act_keeps_to_masks_and_repeats_itself_for_a_seed():
     assert not (first[1] == 1).any()
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("network", [SMALL, NetworkSettings(hidden_units=8, num_layers=1)], ids=["normalised", "plain"])
+def test_a_frozen_actor_means_what_the_learner_will_recompute(network):
+    """Continuous and discrete actions, masks, and statistics that are not those of the start."""
+    actor, masks = Actor(SPEC, network, seeded()), np.zeros((64, 3), np.bool_)
+    masks[::2, 2] = True
+    actor.encoder.update(actor.encoder.join(observed(50, seed=1)) * 3 + 1)
+    continuous, discrete, log_probs = actor.frozen().act(observed(64), masks, seeded(2))
+    with torch.no_grad():
+        head = actor(actor.encoder.prepare(actor.encoder.join(observed(64))))
+        got = distributions.evaluate(
+            actor.actions,
+            head,
+            actor.log_sigma,
+            torch.from_numpy(continuous),
+            torch.from_numpy(discrete).long(),
+            torch.from_numpy(masks),
+        )
+    np.testing.assert_allclose(log_probs, got.log_prob, atol=1e-5)
+    modes, _, _ = actor.frozen().act(observed(64), None, seeded(2), deterministic=True)
+    np.testing.assert_array_equal(modes, head[:, :2])
+
+
+def test_a_frozen_actor_stays_as_it_was_while_the_actor_learns():
+    actor = Actor(SPEC, SMALL, seeded())
+    frozen = actor.frozen()
+    before = frozen.act(observed(), None, seeded(3))
+    actor.encoder.update(actor.encoder.join(observed(50, seed=1)) * 3 + 1)
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter += 0.5
+    after = frozen.act(observed(), None, seeded(3))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(actor.act(observed(), None, seeded(3))[0], before[0])
 
 
 def test_a_new_policy_is_close_to_the_middle_and_sigma_starts_at_1():

@@ -32,10 +32,8 @@ def decisions(**changes: Any) -> Decisions:
     """Decisions of two agents, with changes."""
     good = Decisions(
         agents=np.array([1, 2]),
-        groups=np.zeros(2, np.int64),
         observations=(np.ones((2, 1), np.float32),),
         rewards=np.zeros(2, np.float32),
-        group_rewards=np.zeros(2, np.float32),
     )
     return dataclasses.replace(good, **changes)
 

@@ -150,8 +150,9 @@ def check_report(report: BehaviorReport, specs: dict[str, BehaviorSpec]) -> None
 
 
 def check_columns(rows: Decisions | Ends, n: int) -> None:
-    columns = {"agents": "int64", "groups": "int64", "rewards": "float32", "group_rewards": "float32"}
-    optional = {"matches": "int64", "outcomes": "float32", "interrupted": "bool"}
+    columns = {"agents": "int64", "rewards": "float32"}
+    optional = {"groups": "int64", "group_rewards": "float32", "matches": "int64", "outcomes": "float32"}
+    optional |= {"interrupted": "bool"}
     for name, dtype in (columns | optional).items():
         column = getattr(rows, name, None)
         if column is None and name in optional:

@@ -108,7 +108,6 @@ def _columns(agents: Any) -> dict[str, Any]:
     zeros = np.zeros(n, np.float32)
     return {
         "agents": np.array(agents, np.int64),
-        "groups": np.zeros(n, np.int64),
         "observations": (np.zeros((n, 2), np.float32),),
         "rewards": zeros,
         "group_rewards": zeros,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.messages.service import BehaviorSteps
 from pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
 from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
-from pipeline.stepping.stepper import Chosen
+from pipeline.stepping.steps import Chosen
 
 SPEC = BehaviorSpec(
     observations=(
@@ -143,7 +143,6 @@ class FakeSimulator:
         n = len(ended)
         return Ends(
             agents=np.array([agent.agent for agent in ended], np.int64),
-            groups=np.zeros(n, np.int64),
             observations=self._observations(n)[1],
             rewards=rewards,
             group_rewards=group_rewards,
@@ -194,6 +193,41 @@ class ReadAgent:
     steps: list[Recorded] = field(default_factory=list)
 
 
+def ticks_of(steps: BehaviorSteps) -> list[dict[str, Any]]:
+    """Each wake-up's rows alone: a column of slots lost, and a record or None for each of the others."""
+    out = []
+    at = np.zeros(5, int)
+    for counts in steps.rows:
+        tick: dict[str, Any] = {"lost": np.empty(0, np.int32)}
+        for number, name in enumerate(("lost", "ended", "joined", "reported", "acted")):
+            record, rows = getattr(steps, name), slice(at[number], at[number] + counts[number])
+            if name == "lost":
+                tick[name] = tick[name] if record is None else record[rows]
+            else:
+                tick[name] = _rows(record, rows) if counts[number] else None
+        out.append(tick)
+        at += counts
+    for number, name in enumerate(("ended", "joined", "reported", "acted"), start=1):
+        record = getattr(steps, name)
+        column = None if record is None else record.log_probs if name == "acted" else record.slots
+        assert at[number] == (0 if column is None else len(column)), "all rows belong to a tick"
+    return out
+
+
+def _rows(record: Any, rows: slice) -> Any:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return type(record)(
+        **{
+            name: tuple(column[rows] for column in value)
+            if isinstance(value, tuple)
+            else None
+            if value is None
+            else value[rows]
+            for name, value in values.items()
+        }
+    )
+
+
 class Reader:
     """Reads the parts of one behavior name as assembly does, slot by slot, and refuses contradictions."""
 
@@ -216,35 +250,40 @@ class Reader:
         """Decisions without an action."""
         return sum(agent.seen is not None and not agent.acted for agent in self.slots.values())
 
-    def read(self, part: BehaviorSteps) -> None:
+    def read(self, steps: BehaviorSteps) -> None:
         if self.began is None:
-            self.began = part.produced_before
-        assert part.produced_before == self.began + self.completed
-        assert part.tick >= self.tick
-        self.tick = part.tick
-        for slot in [] if part.lost is None else part.lost.tolist():
+            self.began = steps.produced_before
+        assert steps.produced_before == self.began + self.completed
+        assert [self.tick, *steps.ticks.tolist()] == sorted([self.tick, *steps.ticks.tolist()])
+        self.tick = int(steps.ticks[-1])
+        for tick, completed in zip(ticks_of(steps), steps.completed.tolist(), strict=True):
+            before = self.completed
+            self._read(tick)
+            assert self.completed == before + completed
+
+    def _read(self, tick: dict[str, Any]) -> None:
+        for slot in tick["lost"].tolist():
             self.past.append(self.slots.pop(slot))
-        if part.ended is not None:
-            for row, slot in enumerate(part.ended.slots.tolist()):
-                self._complete(slot, part.ended, row)
-                self.past.append(self.slots.pop(slot))
-        if part.joined is not None:
-            self._join(part.joined)
-        if part.reported is not None:
-            slots = part.reported.slots.tolist()
-            assert len(set(slots)) == len(slots)
-            for row, slot in enumerate(slots):
-                self._complete(slot, part.reported, row)
-                self.slots[slot].seen = int(part.reported.observations[0][row, 0])
-        if part.acted is not None:
-            self._act(part.acted)
+        ended, reported = tick["ended"], tick["reported"]
+        for row, slot in enumerate([] if ended is None else ended.slots.tolist()):
+            self._complete(slot, ended, row)
+            self.past.append(self.slots.pop(slot))
+        if tick["joined"] is not None:
+            self._join(tick["joined"])
+        slots = [] if reported is None else reported.slots.tolist()
+        assert len(set(slots)) == len(slots)
+        for row, slot in enumerate(slots):
+            self._complete(slot, reported, row)
+            self.slots[slot].seen = int(reported.observations[0][row, 0])
+        if tick["acted"] is not None:
+            self._act(tick["acted"], slots)
 
     def _complete(self, slot: int, record: Any, row: int) -> None:
         agent = self.slots[slot]
-        assert bool(record.completed[row]) == agent.acted
         if agent.acted:
             assert agent.seen is not None
-            agent.steps.append((agent.seen, float(record.rewards[row]), float(record.group_rewards[row])))
+            group_reward = 0.0 if record.group_rewards is None else float(record.group_rewards[row])
+            agent.steps.append((agent.seen, float(record.rewards[row]), group_reward))
             agent.acted = False
             self.completed += 1
 
@@ -264,8 +303,8 @@ class Reader:
                 assert known.agent == agent
                 known.simulator, known.team, known.group = place
 
-    def _act(self, acted: Any) -> None:
-        slots = acted.slots.tolist()
+    def _act(self, acted: Any, reported: list[int]) -> None:
+        slots = reported if acted.slots is None else acted.slots.tolist()
         assert len(set(slots)) == len(slots)
         for row, slot in enumerate(slots):
             agent = self.slots[slot]

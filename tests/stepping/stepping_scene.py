@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from stepping_fakes import FakePolicy, FakeSimulator, Reader
 
-from pipeline.messages.service import Permit
+from pipeline.messages.service import BehaviorSteps, Permit
 from pipeline.specs import BehaviorId
 from pipeline.stepping.stepper import Stepper, Wake
 
@@ -34,6 +34,7 @@ class Scene:
         self.simulators: dict[int, FakeSimulator] = {}
         self.gone: list[FakeSimulator] = []
         self.readers: dict[str, Reader] = {}
+        self.steps: tuple[BehaviorSteps, ...] = ()
         self.serial = 0
         self.now = 0.0
 
@@ -60,22 +61,28 @@ class Scene:
             self.now += 1
             self.stepper.receive(key, self.simulators[key].frame(), self.now)
 
-    def wake(self) -> Wake:
-        """Wakes the stepper; simulators take their acts, readers their parts; checks both."""
+    def wake(self, *, take: bool = True) -> Wake:
+        """Wakes the stepper; simulators take their acts, readers what was told unless it is left to gather."""
         self.now += 1
         calls = {name: len(policy.calls) for name, policy in self.policies.items()}
         wake = self.stepper.wake(self.now)
-        for part in wake.parts:
-            self.readers.setdefault(part.behavior, Reader()).read(part)
+        passes = [policy.calls[calls.get(name, 0) :] for name, policy in self.policies.items()]
+        assert all(len(rows) <= 1 for rows in passes), "one pass for all rows"
+        assert wake.rows == sum(map(sum, passes))
         for key, act, received_at, withheld in wake.acts:
             assert 0 <= withheld <= self.now - received_at
             self.simulators[key].take(act)
-        acted = Counter({part.behavior: len(part.acted.slots) for part in wake.parts if part.acted is not None})
-        assert wake.rows == acted.total()
-        for name, policy in self.policies.items():
-            assert policy.calls[calls[name] :] == ([acted[name]] if acted[name] else []), "one pass for all rows"
-        self.check_slots()
+        if take:
+            self.take()
         return wake
+
+    def take(self) -> None:
+        """Readers read what has gathered."""
+        self.steps = self.stepper.take_steps()
+        for steps in self.steps:
+            self.readers.setdefault(steps.behavior, Reader()).read(steps)
+        self.stepper.return_unused()
+        self.check_slots()
 
     def check_slots(self) -> None:
         """The stepper and the reader of its parts agree on who is alive, where, and what is awaited."""

@@ -73,8 +73,9 @@ def test_what_a_roster_remembers_ends_with_a_removal() -> None:
     ids, slots = np.array([7, 3], np.int64), np.array([0, 1], np.int32)
     roster.add(ids, slots)
     roster.remember(ids, slots)
-    assert roster.same_as_last(np.array([7, 3]))
-    assert roster.last_slots().tolist() == [0, 1]
-    assert not roster.same_as_last(np.array([3, 7]))
+    last = roster.last(np.array([7, 3]))
+    assert last is not None
+    assert last.tolist() == [0, 1]
+    assert roster.last(np.array([3, 7])) is None
     roster.remove(slots[:1])
-    assert not roster.same_as_last(np.array([7, 3]))
+    assert roster.last(np.array([7, 3])) is None

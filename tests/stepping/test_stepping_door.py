@@ -43,7 +43,6 @@ def ends(**changed: Any) -> Ends:
     return replace(
         Ends(
             agents=np.array(AGENTS, np.int64),
-            groups=np.zeros(n, np.int64),
             observations=observations(),
             rewards=np.zeros(n, np.float32),
             group_rewards=np.zeros(n, np.float32),
@@ -64,15 +63,12 @@ def numbers(*values: float) -> tuple[Any, ...]:
 
 
 BOTH = [
-    ("groups_short", {"groups": np.zeros(2, np.int64)}, "shape", ["groups", "2 rows"]),
     ("rewards_long", {"rewards": f32(0, 0, 0, 0)}, "shape", ["rewards", "4 rows"]),
     ("group_rewards_short", {"group_rewards": f32(0)}, "shape", ["group_rewards"]),
     ("matches_short", {"matches": np.zeros(1, np.int64)}, "shape", ["matches"]),
     ("nan_reward", {"rewards": f32(0, np.nan, 0)}, "not_finite", ["rewards", "agent 22"]),
     ("infinite_group_reward", {"group_rewards": f32(0, 0, -np.inf)}, "not_finite", ["group_rewards", "agent 33"]),
     ("opposite_infinities", {"rewards": f32(0, np.inf, -np.inf)}, "not_finite", ["rewards", "agent 22"]),
-    ("negative_group", {"groups": np.array([0, 1, -4])}, "group", ["groups", "-4", "agent 33"]),
-    ("huge_group", {"groups": np.array([2**31, 1, 1])}, "group", ["groups", str(2**31), "agent 11"]),
     ("no_column", {"observations": observations()[:1]}, "shape", ["observations", "1 columns"]),
     ("one_column_more", {"observations": (*observations(), *observations())}, "shape", ["observations", "4 columns"]),
     ("rows_missing", {"observations": observations(2)}, "shape", ["observations['number']", "(2, 1)"]),
@@ -97,6 +93,9 @@ BOTH = [
     ),
 ]
 DECISIONS = [
+    ("groups_short", {"groups": np.zeros(2, np.int64)}, "shape", ["groups", "2 rows"]),
+    ("negative_group", {"groups": np.array([0, 1, -4])}, "group", ["groups", "-4", "agent 33"]),
+    ("huge_group", {"groups": np.array([2**31, 1, 1])}, "group", ["groups", str(2**31), "agent 11"]),
     ("narrow_masks", {"masks": np.zeros((3, MASKS - 1), bool)}, "masks", ["masks"]),
     ("masks_of_two", {"masks": np.zeros((2, MASKS), bool)}, "masks", ["masks"]),
     (
@@ -190,7 +189,8 @@ def test_a_contradicting_step_is_refused(stepper: Stepper, refused: Step, code: 
     with pytest.raises(RemoteProtocolError, match=said) as caught:
         stepper.receive(1, refused, now=0.0)
     assert caught.value.code == code
-    assert stepper.wake(now=0.0).parts == []
+    stepper.wake(now=0.0)
+    assert stepper.take_steps() == ()
     assert stepper.behaviors["A"].table.taken == 0
 
 
@@ -236,8 +236,8 @@ def test_a_simulator_that_comes_back_takes_its_own_place(stepper: Stepper) -> No
 
 
 def test_a_refused_step_does_not_move_the_sequence() -> None:
-    """`check` counts a Step only where it accepts it."""
+    """`arrive` counts a Step only where it accepts it."""
     connection = Connection(number=0)
     with pytest.raises(RemoteProtocolError):
-        connection.check(step(0, report("A")))
+        connection.arrive(step(0, report("A")))
     assert connection.sequence == 0

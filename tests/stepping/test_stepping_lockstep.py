@@ -44,16 +44,17 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int) -> tuple[
         for position, key in enumerate(ready):
             scene.send(key)
             if position < len(ready) - 1:
-                assert not scene.wake().parts, "a round begins when all have come"
+                scene.wake()
+                assert not scene.steps, "a round begins when all have come"
         wake = scene.wake()
-        parts += [plain(part) for part in wake.parts]
+        parts += [plain(steps) for steps in scene.steps]
         acts.append(sorted((by_key[key], plain(act)["actions"]) for key, act, *_ in wake.acts))
         admitted = {key for key, *_ in wake.acts}
         assert admitted in (set(), set(scene.simulators)), "all act or none"
     assert scene.stepper.deterministic
     scene.check_counts()
     for part in parts:
-        part.pop("tick")
+        part.pop("ticks")
     return parts, acts
 
 
@@ -78,9 +79,11 @@ def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> No
     for _ in range(3):
         scene.send(1, 2)
         joined_rows = [(s.number, agent.agent, agent.seen) for s in scene.simulators.values() for agent in s.asked["A"]]
-        (part,) = scene.wake().parts  # each simulator checks its own answer
-        assert part.acted is not None
-        numbers = part.acted.continuous[:, 0].tolist()
+        scene.wake()  # each simulator checks its own answer
+        (steps,) = scene.steps
+        assert steps.acted is not None
+        assert steps.acted.continuous is not None
+        numbers = steps.acted.continuous[:, 0].tolist()
         assert numbers == [seen for _, _, seen in sorted(joined_rows)]
 
 
@@ -89,9 +92,11 @@ def test_the_first_round_waits_for_all_simulators_of_the_supervisor() -> None:
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=1, steady=True))
     scene.send(1)
-    assert not scene.wake().parts
+    scene.wake()
+    assert not scene.steps
     scene.connect(2, FakeSimulator(2, random.Random(2), agents=1, steady=True))
-    assert not scene.wake().parts
+    scene.wake()
+    assert not scene.steps
     scene.permit("A", 1000)
     scene.send(2)
     assert len(scene.wake().acts) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepping_fakes import SPEC, FakePolicy, FakeSimulator, Reader
 from stepping_scene import Scene, hosted
 
-from pipeline.messages.service import Permit
+from pipeline.messages.service import BehaviorSteps, Permit
 from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from pipeline.stepping.stepper import Stepper
 
@@ -19,9 +19,17 @@ IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 2**32), ticks=st.integers(1, 60), tight=st.booleans())
-def test_every_step_is_told_once_and_every_answer_comes_back(seed: int, ticks: int, tight: bool) -> None:
-    """Simulators of several teams and behaviors come, go and wait; steps, counts, slots and answers agree."""
+@given(
+    seed=st.integers(0, 2**32),
+    ticks=st.integers(1, 60),
+    tight=st.booleans(),
+    gather=st.sampled_from([1.0, 0.3]),
+)
+def test_every_step_is_told_once_and_every_answer_comes_back(seed: int, ticks: int, tight: bool, gather: float) -> None:
+    """Simulators of several teams and behaviors come, go and wait; steps, counts, slots and answers agree.
+
+    However many wake-ups gather before they are taken.
+    """
     rng = random.Random(seed)
     scene, keys = Scene(rng), 0
     for _ in range(ticks):
@@ -36,7 +44,7 @@ def test_every_step_is_told_once_and_every_answer_comes_back(seed: int, ticks: i
         if rng.random() < 0.1:
             scene.policies["A"].version += 1
         scene.send(*[key for key in scene.ready() if rng.random() < 0.7])
-        scene.wake()
+        scene.wake(take=rng.random() < gather)
     scene.wake()
     scene.check_counts()
     for name in scene.stepper.behaviors:
@@ -74,12 +82,12 @@ def test_what_is_withheld_is_reported_all_the_same() -> None:
     scene.send(1)
     assert len(scene.wake().acts) == 1
     scene.send(1)
-    wake = scene.wake()
-    assert not wake.acts
-    assert wake.parts[0].reported is not None
-    assert wake.parts[0].reported.completed.all()
+    assert not scene.wake().acts
+    assert scene.steps[0].reported is not None
+    assert scene.steps[0].completed.tolist() == [3]
     withheld = [scene.stepper.withheld]
-    assert scene.wake().parts == []  # nothing is told twice
+    scene.wake()
+    assert scene.steps == ()  # nothing is told twice
     scene.permit("A", 4)
     (answer,) = scene.wake().acts
     assert answer[3] > 0  # seconds withheld
@@ -193,8 +201,8 @@ def test_a_disconnect_frees_slots_and_the_actions_under_way() -> None:
     assert [key for key, *_ in scene.wake().acts] == [1]
     assert not scene.wake().acts
     scene.disconnect(1)
-    wakes = [scene.wake(), scene.wake()]
-    lost = [part.lost for wake in wakes for part in wake.parts if part.lost is not None]
+    wakes = [scene.wake(take=False), scene.wake()]
+    lost = [steps.lost for steps in scene.steps if steps.lost is not None]
     assert [sorted(slots.tolist()) for slots in lost] == [[0, 1, 2, 3, 4, 5]]
     assert [key for wake in wakes for key, *_ in wake.acts] == [2]
     assert scene.stepper.behaviors["A"].running == 6
@@ -234,7 +242,8 @@ def test_a_new_reader_is_told_of_every_live_agent(seed: int, ticks: int, lockste
     before = {name: set(reader.lives) for name, reader in scene.readers.items()}
     scene.stepper.rejoin()
     scene.send(*scene.ready())
-    parts = scene.stepper.wake(scene.now).parts
+    scene.stepper.wake(scene.now)
+    parts = scene.stepper.take_steps()
     assert {part.behavior for part in parts} == set(scene.stepper.behaviors)
     for part in parts:
         table = scene.stepper.behaviors[part.behavior].table
@@ -244,7 +253,8 @@ def test_a_new_reader_is_told_of_every_live_agent(seed: int, ticks: int, lockste
         if joined is not None:
             known = before.get(part.behavior, set())
             assert joined.fresh.tolist() == [agent not in known for agent in joined.agents.tolist()]
-    assert all(part.joined is None for part in scene.stepper.wake(scene.now).parts)
+    scene.stepper.wake(scene.now)
+    assert all(part.joined is None for part in scene.stepper.take_steps())
 
 
 # ---------------------------------------------------------------- lives and groups
@@ -260,10 +270,9 @@ def _decisions(agents: tuple[int, ...], groups: tuple[int, ...] | None = None, r
     n = len(agents)
     return Decisions(
         agents=np.array(agents, np.int64),
-        groups=np.zeros(n, np.int64) if groups is None else np.array(groups, np.int64),
         observations=(np.zeros((n, 1), np.float32), np.zeros((n, 1, 2, 2), np.uint8)),
         rewards=np.full(n, reward, np.float32),
-        group_rewards=np.zeros(n, np.float32),
+        groups=None if groups is None else np.array(groups, np.int64),
     )
 
 
@@ -271,13 +280,18 @@ def _ends(agents: tuple[int, ...], outcomes: tuple[float, ...] | None = None) ->
     n = len(agents)
     return Ends(
         agents=np.array(agents, np.int64),
-        groups=np.zeros(n, np.int64),
         observations=(np.zeros((n, 1), np.float32), np.zeros((n, 1, 2, 2), np.uint8)),
         rewards=np.zeros(n, np.float32),
-        group_rewards=np.zeros(n, np.float32),
         interrupted=np.zeros(n, bool),
         outcomes=None if outcomes is None else np.array(outcomes, np.float32),
     )
+
+
+def _told(stepper: Stepper) -> BehaviorSteps:
+    """What a wake-up tells of the only behavior."""
+    stepper.wake(0.0)
+    (steps,) = stepper.take_steps()
+    return steps
 
 
 @pytest.fixture
@@ -291,20 +305,19 @@ def stepper() -> Stepper:
 def test_an_id_that_ends_and_decides_in_one_frame_is_a_new_life_in_the_same_slot(stepper: Stepper) -> None:
     """The end completes the old life's step; the decision completes none."""
     stepper.receive(1, _step(0, A=(8, 9)), 0.0)
-    first = stepper.wake(0.0).parts[0]
+    first = _told(stepper)
     report = BehaviorReport(behavior="A", decisions=_decisions((9, 8)), ends=_ends((9,)))
     stepper.receive(1, Step(sequence=1, reports=(report,)), 0.0)
-    part = stepper.wake(0.0).parts[0]
+    part = _told(stepper)
     assert first.joined is not None
     assert part.ended is not None
     assert part.joined is not None
     assert part.reported is not None
     assert part.ended.slots.tolist() == part.joined.slots.tolist() == [1]
-    assert part.ended.completed.tolist() == [True]
     assert part.joined.fresh.tolist() == [True]
     assert part.joined.agents[0] not in first.joined.agents
     assert part.reported.slots.tolist() == [1, 0]
-    assert part.reported.completed.tolist() == [False, True]
+    assert part.completed.tolist() == [2]
     assert stepper.behaviors["A"].produced == 2
 
 
@@ -314,22 +327,22 @@ def test_a_change_of_group_is_told_and_ends_nothing(stepper: Stepper) -> None:
     for key in (1, 2):
         report = BehaviorReport(behavior="A", decisions=_decisions((8, 9), (1, 0)))
         stepper.receive(key, Step(sequence=0, reports=(report,)), 0.0)
-    first = stepper.wake(0.0).parts[0].joined
+    first = _told(stepper).joined
     assert first is not None
     assert len(set(first.groups.tolist())) == 3  # none, and one of each simulator
     assert first.groups.tolist().count(0) == 2
     report = BehaviorReport(behavior="A", decisions=_decisions((8, 9), (1, 1)))
     stepper.receive(1, Step(sequence=1, reports=(report,)), 0.0)
-    part = stepper.wake(0.0).parts[0]
+    part = _told(stepper)
     moved = part.joined
     assert moved is not None
     assert (moved.slots.tolist(), moved.fresh.tolist()) == ([1], [False])
     assert moved.agents.tolist() == [first.agents[1]]
     assert moved.groups.tolist() == [first.groups[0]]
     assert part.reported is not None
-    assert part.reported.completed.all()
+    assert part.completed.tolist() == [2]
     stepper.receive(1, Step(sequence=2, reports=(report,)), 0.0)
-    assert stepper.wake(0.0).parts[0].joined is None
+    assert _told(stepper).joined is None
 
 
 def test_outcomes_that_only_one_simulator_states_are_unsaid_for_the_others(stepper: Stepper) -> None:
@@ -341,20 +354,23 @@ def test_outcomes_that_only_one_simulator_states_are_unsaid_for_the_others(stepp
     for key, said in ((1, None), (2, (0.5,))):
         report = BehaviorReport(behavior="A", ends=_ends((8,), said))
         stepper.receive(key, Step(sequence=1, reports=(report,)), 0.0)
+    stepper.take_steps()
     wake = stepper.wake(0.0)
-    ended = wake.parts[0].ended
+    ended = stepper.take_steps()[0].ended
     assert ended is not None
     assert ended.outcomes is not None
     assert ended.outcomes.tolist() == [-1.0, 0.5]
     assert [act.actions for _, act, *_ in wake.acts] == [(), ()]  # nobody decides: the simulators just go on
 
 
-def test_a_question_about_the_state_leaves_the_permit_of_a_living_behavior_alone(stepper: Stepper) -> None:
+def test_a_living_behavior_keeps_its_permit(stepper: Stepper) -> None:
     """Only a behavior without agents gives its permit back."""
+    stepper.return_unused()
     assert stepper.state()["A"].allowance == 0
     stepper.permit("A", Permit(serial=2, allowance=500))
     stepper.receive(1, _step(0, A=(8,)), 0.0)
     stepper.wake(0.0)
+    stepper.return_unused()
     assert stepper.state()["A"].allowance == 500
 
 
@@ -364,7 +380,7 @@ def test_a_reader_refuses_what_was_told_twice() -> None:
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
     scene.permit("A", 100)
     scene.send(1)
-    part = scene.stepper.wake(0.0).parts[0]
+    part = _told(scene.stepper)
     reader = Reader()
     reader.read(part)
     with pytest.raises(AssertionError):

@@ -1,0 +1,122 @@
+"""The decisions of open and unsent segments, in columns: a row per decision, in the order of arrival.
+
+A row is written in three moments: what the agent saw, what it did, what it got. Segments are lists of
+row numbers, so a step of all agents is written as it came and copied once more when it is sent.
+Rows that nobody needs any more are given up when the log is full: what is left moves to its front.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.messages.service import Acted
+
+Lines = NDArray[np.int64]
+"""Row numbers of the log."""
+AnyArray = NDArray[Any]
+
+_FIRST_ROWS: Final = 256
+
+
+class StepLog:
+    """The columns; all are `capacity` rows long, the first `size` are in use.
+
+    Attributes:
+        size: rows in use.
+        capacity: rows there is room for.
+        observations: one [rows, *shape] per observation; empty before the first decision.
+        rewards: [rows] the agent's own reward.
+        group_rewards: [rows] the group's reward.
+        log_probs: [rows] log-probability of the joint action.
+        versions: [rows] policy version that acted.
+        continuous: [rows, continuous actions] raw sample.
+        discrete: [rows, branches] chosen index.
+        masks: [rows, choices of all branches] True = forbidden; None before the first mask.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.capacity = _FIRST_ROWS
+        self.observations: list[AnyArray] = []
+        self.rewards: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
+        self.group_rewards: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
+        self.log_probs: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
+        self.versions: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
+        self.continuous: NDArray[np.float32] = np.zeros((_FIRST_ROWS, 0), np.float32)
+        self.discrete: NDArray[np.int32] = np.zeros((_FIRST_ROWS, 0), np.int32)
+        self.masks: NDArray[np.bool_] | None = None
+
+    def add(self, observations: tuple[AnyArray, ...]) -> int:
+        """Writes what agents saw; there must be room.
+
+        Returns:
+            The first of the new rows, which follow each other.
+        """
+        if not self.observations:
+            self.observations = [np.zeros((self.capacity, *c.shape[1:]), c.dtype) for c in observations]
+        first = self.size
+        self.size += len(observations[0])
+        for held, column in zip(self.observations, observations, strict=True):
+            held[first : self.size] = column
+        return first
+
+    def act(self, rows: Lines | slice, acted: Acted, part: Lines | slice) -> None:
+        """Writes what agents did.
+
+        Args:
+            rows: of the log.
+            acted: the actions.
+            part: which of them.
+        """
+        self.log_probs[rows] = acted.log_probs[part]
+        self.versions[rows] = acted.versions[part]
+        if acted.continuous is not None:
+            self.continuous = self._of_width(self.continuous, acted.continuous)
+            self.continuous[rows] = acted.continuous[part]
+        if acted.discrete is not None:
+            self.discrete = self._of_width(self.discrete, acted.discrete)
+            self.discrete[rows] = acted.discrete[part]
+        if acted.masks is not None:
+            if self.masks is None:
+                self.masks = np.zeros((self.capacity, acted.masks.shape[1]), bool)
+            self.masks[rows] = acted.masks[part]
+        elif self.masks is not None:
+            self.masks[rows] = False
+
+    def keep(self, needed: NDArray[np.bool_], room: int) -> Lines:
+        """Gives up all rows but those needed, and grows where that makes too little room.
+
+        Args:
+            needed: [size] which rows are kept.
+            room: rows there must be room for.
+
+        Returns:
+            [size] new number of each row that is kept.
+        """
+        kept = np.flatnonzero(needed)
+        capacity = self.capacity
+        while capacity < 2 * (len(kept) + room):  # at least half is free: what moves now is not moved again soon
+            capacity *= 2
+
+        def moved(column: AnyArray) -> AnyArray:
+            new = np.zeros((capacity, *column.shape[1:]), column.dtype)
+            new[: len(kept)] = column[kept]
+            return new
+
+        self.observations = [moved(column) for column in self.observations]
+        self.rewards, self.group_rewards = moved(self.rewards), moved(self.group_rewards)
+        self.log_probs, self.versions = moved(self.log_probs), moved(self.versions)
+        self.continuous, self.discrete = moved(self.continuous), moved(self.discrete)
+        self.masks = None if self.masks is None else moved(self.masks)
+        self.size, self.capacity = len(kept), capacity
+        numbers: Lines = np.cumsum(needed) - 1
+        return numbers
+
+    def _of_width(self, column: AnyArray, like: AnyArray) -> AnyArray:
+        """The column, given its width when the first actions arrive."""
+        if column.shape[1] == like.shape[1]:
+            return column
+        return np.zeros((self.capacity, like.shape[1]), like.dtype)

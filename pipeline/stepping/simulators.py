@@ -1,0 +1,334 @@
+"""The simulators of one stepping process: their sockets and conversations.
+
+What they report goes to the stepper; what they did wrong is told to them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError
+from pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
+from pipeline.messages.conversation import Conversation
+from pipeline.messages.simulator import (
+    VERSION,
+    Act,
+    Behaviors,
+    Bye,
+    Fault,
+    Hello,
+    Ping,
+    Pong,
+    Reset,
+    Statistic,
+    Step,
+    Welcome,
+)
+from pipeline.metrics import Registry
+from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from pipeline.stepping.settings import SteppingSettings
+from pipeline.stepping.stepper import Stepper
+
+_RECEIVE = 256 * 1024
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connected simulator.
+
+    Attributes:
+        key: of the connection.
+        stream: its socket.
+        name: what it calls itself.
+        heard_at: when it last said something.
+        counted: steps it says it has reported, by behavior name, when it connected.
+        replaced: the same simulator has connected anew.
+        outgoing: bytes that its writer is to send, with the time of the frame and the seconds withheld.
+    """
+
+    key: int
+    stream: ByteStream
+    conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
+    name: str = "?"
+    number: int | None = None
+    heard_at: float = 0.0
+    counted: dict[str, int] = field(default_factory=dict)
+    outgoing: list[tuple[bytes, float, float]] = field(default_factory=list)
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    replaced: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
+        """Queues a message for the peer's writer; the conversation bounds how many there are."""
+        self.conversation.sending(message)
+        self.outgoing.append((to_bytes(message), received_at, withheld_s))
+        self.ready.set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What all conversations share.
+
+    Attributes:
+        settings: times.
+        behaviors: names that the configuration knows.
+        parameters: of every Reset.
+        seed: of the run; each simulator gets one of its own from it.
+        clock: seconds, only rising.
+        registry: the service's numbers.
+        log: structlog logger.
+        arrived: called when a frame came, or a simulator went.
+        known: called when behaviors became known.
+    """
+
+    settings: SteppingSettings
+    behaviors: Collection[str]
+    parameters: Mapping[str, float]
+    seed: int
+    clock: Callable[[], float]
+    registry: Registry
+    log: Any
+    arrived: Callable[[], None]
+    known: Callable[[], None]
+
+
+class Simulators:
+    """The connected simulators.
+
+    Args:
+        stepper: that acts for them.
+        house: what their conversations share.
+    """
+
+    def __init__(self, stepper: Stepper, house: House) -> None:
+        self.stopping = False
+        self._stepper = stepper
+        self._house = house
+        self._peers: dict[int, Peer] = {}
+        self._keys = 0
+        self._deserted = anyio.Event()
+
+    def answer(self, key: int, act: Act, received_at: float, withheld_s: float) -> None:
+        """Sends an Act, unless its simulator has gone or is parting."""
+        peer = self._peers.get(key)
+        if peer is not None and peer.conversation.state == "deciding":
+            peer.say(act, received_at, withheld_s)
+
+    async def part(self) -> None:
+        """Says Bye to every simulator; returns when all have left."""
+        self.stopping = True
+        for peer in list(self._peers.values()):
+            if peer.conversation.state not in ("parting", "closed"):
+                peer.say(Bye(reason="the run ended"))
+        if self._peers:
+            await self._deserted.wait()
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Speaks with one simulator until its end."""
+        self._keys += 1
+        peer = Peer(key=self._keys, stream=stream, heard_at=self._house.clock())
+        log = self._house.log.bind(connection=peer.key)
+        self._peers[peer.key] = peer
+        try:
+            async with stream:
+                with peer.scope:
+                    await self._converse(peer, log)
+                if peer.replaced:
+                    log.warning("simulator_replaced", simulator=peer.name, number=peer.number)
+                elif peer.scope.cancelled_caught:
+                    log.warning(
+                        "simulator_silent", simulator=peer.name, limit_s=self._house.settings.simulator_timeout_s
+                    )
+                    await _part(peer, _silence(self._house.settings.simulator_timeout_s))
+        except* (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError, OSError) as failure:
+            if not self.stopping:
+                log.warning("simulator_lost", simulator=peer.name, cause=repr(failure.exceptions[0]))
+        finally:
+            del self._peers[peer.key]
+            if not self._peers:
+                self._deserted.set()
+            if not self.stopping and peer.key in self._stepper.connections:
+                self._stepper.disconnect(peer.key)
+                self._house.registry.add("simulators.lost")
+                self._house.arrived()
+
+    async def _converse(self, peer: Peer, log: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write, peer)
+            try:
+                await self._read(peer, log)
+            except (ProtocolError, CodecError, SpecError) as error:
+                fault = fault_of(error)
+                self._house.registry.add("faults")
+                log.warning(
+                    "simulator_fault", simulator=peer.name, code=fault.code, got=fault.got, expected=fault.expected
+                )
+                await _part(peer, fault)
+            tasks.cancel_scope.cancel()
+
+    async def _read(self, peer: Peer, log: Any) -> None:
+        reader = FrameReader(SIMULATORS)
+        while True:
+            reader.feed(await peer.stream.receive(_RECEIVE))
+            peer.heard_at = now = self._house.clock()
+            while (message := reader.next()) is not None:
+                peer.conversation.received(message)
+                if isinstance(message, Step):
+                    self._stepper.receive(peer.key, message, now)
+                    self._note_statistics(message.statistics)
+                    self._house.arrived()
+                elif not self._react(peer, message, log):
+                    return
+
+    def _react(self, peer: Peer, message: Any, log: Any) -> bool:
+        """Answers what is not a Step; returns whether the conversation goes on."""
+        if isinstance(message, Hello):
+            self._greet(peer, message)
+            log.info(
+                "simulator_connected", simulator=peer.name, number=peer.number, behaviors=sorted(message.behaviors)
+            )
+        elif isinstance(message, Behaviors):
+            self._check_known(message.behaviors)
+            self._stepper.add_behaviors(peer.key, message.behaviors)
+            self._house.known()
+        elif isinstance(message, Ping):
+            peer.say(Pong(number=message.number))
+        elif isinstance(message, Bye):
+            self._compare(peer, message.steps, log)
+            return False
+        elif isinstance(message, Fault):
+            log.warning(
+                "simulator_gave_up", simulator=peer.name, code=message.code, got=message.got, remedy=message.remedy
+            )
+            return False
+        return True
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        if hello.version != VERSION:
+            raise RemoteProtocolError(
+                "version",
+                got=f"protocol version {hello.version}",
+                expected=str(VERSION),
+                remedy="use a client of the same version as the trainer",
+            )
+        self._check_known(hello.behaviors)
+        peer.name, peer.counted = hello.name, dict(hello.steps)
+        # A simulator that dialled in by itself comes after the supervisor's.
+        number = hello.number if hello.number is not None else 2**20 + peer.key
+        self._check_number(number)
+        former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors) or 0)
+        if former is not None:
+            former.replaced = True
+            former.scope.cancel()
+        peer.number = number
+        house = self._house
+        peer.say(
+            Welcome(
+                version=VERSION,
+                connection=peer.key,
+                heartbeat_s=house.settings.heartbeat_s,
+                timeout_s=house.settings.simulator_timeout_s,
+            )
+        )
+        peer.say(Reset(parameters=dict(house.parameters), seed=(house.seed + number) % 2**31))
+        self._house.registry.add("simulators.connected")
+        self._house.known()
+
+    def _check_number(self, number: int) -> None:
+        """Refuses a second simulator of one number, unless it may be the first one, back from a broken link."""
+        for other in self._peers.values():
+            if other.number == number and self._house.clock() - other.heard_at < self._house.settings.heartbeat_s:
+                raise RemoteProtocolError(
+                    "number",
+                    got=f"simulator number {number} twice",
+                    expected="a number of its own for each simulator",
+                    remedy="leave the number out, or start each simulator with another",
+                )
+
+    def _check_known(self, behaviors: Mapping[str, BehaviorSpec]) -> None:
+        known = self._house.behaviors
+        for text in behaviors:
+            if BehaviorId.parse(text).name not in known:
+                raise RemoteProtocolError(
+                    "unknown_behavior",
+                    got=f"behavior {text!r}",
+                    expected=f"one of {sorted(known)}",
+                    remedy="add it under `behaviors` of the configuration, or correct the name in the simulator",
+                )
+
+    def _compare(self, peer: Peer, counts: Mapping[str, int], log: Any) -> None:
+        """Holds the simulator's own count against ours."""
+        connection = self._stepper.connections.get(peer.key)
+        if connection is None or not counts:
+            return
+        frame = connection.frame
+        for name, total in counts.items():
+            own = total - peer.counted.get(name, 0)
+            ours = connection.completed.get(name, 0)
+            if own != ours and not self.stopping and (frame is None or frame.reported):
+                log.warning("step_counts_differ", simulator=peer.name, behavior=name, simulator_says=own, counted=ours)
+
+    async def _write(self, peer: Peer) -> None:
+        registry, clock = self._house.registry, self._house.clock
+        while True:
+            await peer.ready.wait()
+            peer.ready = anyio.Event()
+            outgoing, peer.outgoing = peer.outgoing, []
+            for data, received_at, withheld_s in outgoing:
+                await peer.stream.send(data)
+                if received_at:
+                    registry.observe("action_latency_s", max(0.0, clock() - received_at - withheld_s))
+                    registry.observe("withheld_s", withheld_s)
+
+    async def watch_silence(self) -> None:
+        """Gives simulators up that have been silent for too long."""
+        while True:
+            await anyio.sleep(self._house.settings.heartbeat_s / 2)
+            now = self._house.clock()
+            for peer in list(self._peers.values()):
+                if now - peer.heard_at > self._house.settings.simulator_timeout_s:
+                    peer.scope.cancel()
+
+    def _note_statistics(self, statistics: tuple[Statistic, ...]) -> None:
+        registry = self._house.registry
+        for statistic in statistics:
+            if statistic.aggregation == "sum":
+                registry.add(f"simulator.{statistic.name}", statistic.value)
+            elif statistic.aggregation == "most_recent":
+                registry.gauge(f"simulator.{statistic.name}", statistic.value)
+            else:
+                registry.observe_moments(f"simulator.{statistic.name}", [statistic.value])
+
+
+def fault_of(error: Explained) -> Fault:
+    """What the simulator is told about its mistake."""
+    if isinstance(error, ProtocolError):
+        code = error.code
+    elif isinstance(error, LimitExceeded):
+        code = "too_large"
+    else:
+        code = "specs" if isinstance(error, SpecError) else "malformed"
+    return Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
+
+
+def _silence(limit_s: float) -> Fault:
+    return Fault(
+        code="timeout",
+        got=f"silence for {limit_s:g} s",
+        expected="a message or a Ping in that time",
+        remedy="send Ping every Welcome.heartbeat_s seconds while the simulator computes",
+    )
+
+
+async def _part(peer: Peer, fault: Fault) -> None:
+    """Sends a last word without waiting long for it to leave."""
+    if peer.conversation.state == "closed":
+        return
+    peer.conversation.sending(fault)
+    with anyio.move_on_after(1.0, shield=True):
+        await peer.stream.send(to_bytes(fault))

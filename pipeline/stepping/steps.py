@@ -1,0 +1,211 @@
+"""What wake-ups leave for assembly: kept as it came, joined into columns when it is taken.
+
+Joining is put off, because simulators wait for their actions and nobody waits for the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
+from pipeline.messages.simulator import Decisions, Ends
+from pipeline.stepping.agents import Ids, Slots, SlotTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """Actions of `n` agents.
+
+    Attributes:
+        continuous: [n, continuous] raw sample.
+        executed: [n, continuous] what the simulator gets, in [-1, 1].
+        discrete: [n, branches] chosen index.
+        log_probs: [n] of the joint action.
+    """
+
+    continuous: NDArray[np.float32]
+    executed: NDArray[np.float32]
+    discrete: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one forward pass chose: for `slots`, one column per simulator and behavior id."""
+
+    slots: list[Slots]
+    chosen: Chosen
+    masks: NDArray[np.bool_] | None
+    version: int
+
+
+class Lives:
+    """Agents as `table` has them now; later the slots may have others.
+
+    Args:
+        fresh: their episodes start now.
+    """
+
+    __slots__ = ("agents", "fresh", "groups", "simulators", "slots", "teams")
+
+    def __init__(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
+        self.slots = slots
+        self.agents: Ids = table.agents[slots]
+        self.groups: Ids = table.groups[slots]
+        self.teams: Slots = table.teams[slots]
+        self.simulators: Slots = table.simulators[slots]
+        self.fresh = np.full(len(slots), fresh)
+
+
+@dataclass(slots=True)
+class Tick:
+    """One wake-up of one behavior name; lists have an entry per simulator and behavior id.
+
+    Attributes:
+        number: of the wake-up.
+        completed: steps completed by `ended` and `reported`.
+    """
+
+    number: int
+    completed: int = 0
+    lost: list[Slots] = field(default_factory=list)
+    ended: list[tuple[Ends, Slots]] = field(default_factory=list)
+    joined: list[Lives] = field(default_factory=list)
+    reported: list[tuple[Decisions, Slots]] = field(default_factory=list)
+    choice: Choice | None = None
+
+    def rows(self) -> list[int]:
+        """Rows lost, ended, joined, reported, acted."""
+        return [
+            sum(map(len, self.lost)),
+            sum(len(slots) for _, slots in self.ended),
+            sum(len(lives.slots) for lives in self.joined),
+            sum(len(slots) for _, slots in self.reported),
+            0 if self.choice is None else len(self.choice.chosen.log_probs),
+        ]
+
+
+class Told:
+    """The wake-ups of all behaviors since the last `take`."""
+
+    def __init__(self) -> None:
+        self._produced_before: dict[str, int] = {}
+        self._ticks: dict[str, list[Tick]] = {}
+
+    @property
+    def some(self) -> bool:
+        """Whether there are any."""
+        return bool(self._ticks)
+
+    def add(self, name: str, tick: Tick, produced_before: int) -> Tick:
+        """Notes a wake-up of behavior `name`, to be filled; steps produced before it."""
+        if name not in self._ticks:
+            self._ticks[name] = []
+            self._produced_before[name] = produced_before
+        self._ticks[name].append(tick)
+        return tick
+
+    def take(self) -> tuple[BehaviorSteps, ...]:
+        """All of it, as records."""
+        ticks, self._ticks = self._ticks, {}
+        return tuple(_steps(name, ticks[name], self._produced_before[name]) for name in sorted(ticks))
+
+
+def join_columns(columns: Sequence[Any]) -> Any:
+    """One column after the other; no copy where there is one."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def join_optional(columns: Sequence[Any], rows: Iterable[int], unsaid: float = 0) -> Any:
+    """As `join_columns`, where some columns are None: of that many rows of `unsaid`, or None where all are."""
+    like = next((column for column in columns if column is not None), None)
+    if like is None:
+        return None
+    return join_columns(
+        [
+            np.full((n, *like.shape[1:]), unsaid, like.dtype) if column is None else column
+            for column, n in zip(columns, rows, strict=True)
+        ]
+    )
+
+
+def _steps(name: str, ticks: list[Tick], produced_before: int) -> BehaviorSteps:
+    lost = [slots for tick in ticks for slots in tick.lost]
+    return BehaviorSteps(
+        behavior=name,
+        produced_before=produced_before,
+        ticks=np.array([tick.number for tick in ticks], np.int64),
+        completed=np.array([tick.completed for tick in ticks], np.int64),
+        rows=np.array([tick.rows() for tick in ticks], np.int32),
+        lost=join_columns(lost) if lost else None,
+        ended=_ended([entry for tick in ticks for entry in tick.ended]),
+        joined=_joined([lives for tick in ticks for lives in tick.joined]),
+        reported=_reported([entry for tick in ticks for entry in tick.reported]),
+        acted=_acted(ticks),
+    )
+
+
+def _ended(entries: list[tuple[Ends, Slots]]) -> Ended | None:
+    if not entries:
+        return None
+    sizes = [len(slots) for _, slots in entries]
+    return Ended(
+        slots=join_columns([slots for _, slots in entries]),
+        observations=_observations([ends for ends, _ in entries]),
+        rewards=join_columns([ends.rewards for ends, _ in entries]),
+        interrupted=join_columns([ends.interrupted for ends, _ in entries]),
+        group_rewards=join_optional([ends.group_rewards for ends, _ in entries], sizes),
+        outcomes=join_optional([ends.outcomes for ends, _ in entries], sizes, unsaid=-1),
+    )
+
+
+def _joined(entries: list[Lives]) -> Joined | None:
+    if not entries:
+        return None
+    return Joined(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in Lives.__slots__})
+
+
+def _reported(entries: list[tuple[Decisions, Slots]]) -> Reported | None:
+    if not entries:
+        return None
+    return Reported(
+        slots=join_columns([slots for _, slots in entries]),
+        observations=_observations([decisions for decisions, _ in entries]),
+        rewards=join_columns([decisions.rewards for decisions, _ in entries]),
+        group_rewards=join_optional(
+            [decisions.group_rewards for decisions, _ in entries], [len(slots) for _, slots in entries]
+        ),
+    )
+
+
+def _acted(ticks: list[Tick]) -> Acted | None:
+    choices = [tick.choice for tick in ticks if tick.choice is not None]
+    if not choices:
+        return None
+    chosen, sizes = [choice.chosen for choice in choices], [len(choice.chosen.log_probs) for choice in choices]
+    versions: NDArray[np.int64] = np.repeat(np.array([choice.version for choice in choices], np.int64), sizes)
+    return Acted(
+        slots=None if all(map(_as_reported, ticks)) else join_columns([s for choice in choices for s in choice.slots]),
+        log_probs=join_columns([one.log_probs for one in chosen]),
+        versions=versions,
+        continuous=join_columns([one.continuous for one in chosen]) if chosen[0].continuous.shape[1] else None,
+        discrete=join_columns([one.discrete for one in chosen]) if chosen[0].discrete.shape[1] else None,
+        masks=join_optional([choice.masks for choice in choices], sizes),
+    )
+
+
+def _as_reported(tick: Tick) -> bool:
+    """Whether just those acted that were reported, in that order: then their slots need no column of their own."""
+    acted = [] if tick.choice is None else tick.choice.slots
+    return len(acted) == len(tick.reported) and all(
+        ours is theirs for ours, (_, theirs) in zip(acted, tick.reported, strict=True)
+    )
+
+
+def _observations(rows: Sequence[Decisions] | Sequence[Ends]) -> tuple[NDArray[Any], ...]:
+    return tuple(join_columns(column) for column in zip(*(one.observations for one in rows), strict=True))
