@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="stepping-0, assembly, coordination, learning-NAME or monitor")
     parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
     parser.add_argument("--start", help="name of this start (default: drawn)")
+    parser.add_argument("--cores", help="processor cores to run on, as 0,1 (default: all)")
     parser.add_argument("--first", action="store_true", help="the run has just begun: go on from nothing")
 
 
@@ -39,6 +40,10 @@ def run(args: argparse.Namespace) -> int:
     directory = args.run.absolute()
     prepared, endpoints = load_run(directory)
     plan = plan_of(prepared, args.name)
+    if args.cores:
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    if os.name == "posix":
+        os.nice(plan.niceness)
     logs.configure(directory, prepared.id, plan.name)
     start = args.start or f"{plan.name}.{secrets.token_hex(4)}"
     try:

@@ -353,12 +353,15 @@ class Processes:
 
     def __init__(self, topology: Topology, host: ProcessHost) -> None:
         self._run = topology.run
+        self._cores = topology.cores
         self._host = host
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts a service as a process."""
         command = [sys.executable, "-m", "services", "service", plan.name, "--run", str(self._run.directory)]
         command += ["--start", start, *(["--first"] if first else [])]
+        if cores := self._cores.get(plan.name):
+            command += ["--cores", ",".join(map(str, cores))]
         threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return self._host.start(plan.name, command, threads, output)

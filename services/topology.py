@@ -14,8 +14,8 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,11 +38,13 @@ class ServicePlan:
         name: as "learning-Ball".
         entry: module and function of its loop.
         threads: torch threads, 0 where it uses no torch.
+        niceness: above 0 for those that nobody waits for at once: they let the others go first.
     """
 
     name: str
     entry: str
     threads: int = 0
+    niceness: int = 0
 
     def load(self) -> Callable[[Context], Awaitable[None]]:
         """The service's `run` function."""
@@ -74,12 +76,14 @@ class Topology:
         endpoints: of queues ("segments:Ball") and boards ("board:stepping-0").
         services: in the order of the flow; they are stopped in this order.
         simulators: launched after the services.
+        cores: processor cores that a service has for itself; empty where all share all.
     """
 
     run: Run
     endpoints: Mapping[str, str]
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
+    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
@@ -111,7 +115,7 @@ def build(
         sockets: a folder for Unix sockets, or None for loopback ports.
 
     Raises:
-        SettingsError: an address or port is not free.
+        SettingsError: an address or port is not free, or there are too few cores for `pin_learners`.
     """
     stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
     addresses = _addresses(settings, stepping)
@@ -129,7 +133,13 @@ def build(
     plans = _services(settings, stepping)
     boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors)]
     names = [*run.capacities, *(f"board:{board}" for board in boards)]
-    return Topology(run=run, endpoints=_endpoints(names, sockets), services=plans, simulators=tuple(simulators))
+    return Topology(
+        run=run,
+        endpoints=_endpoints(names, sockets),
+        services=plans,
+        simulators=tuple(simulators),
+        cores=cores_of_learners(settings, usable_cores()) if settings.pipeline.pin_learners else {},
+    )
 
 
 def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
@@ -178,14 +188,38 @@ def _services(settings: Settings, stepping: list[str]) -> tuple[ServicePlan, ...
     threads = settings.pipeline.torch_threads
     return (
         *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in stepping),
-        ServicePlan(name="assembly", entry="services.assembly:run"),
-        ServicePlan(name="coordination", entry="services.coordination:run"),
+        ServicePlan(name="assembly", entry="services.assembly:run", niceness=5),
+        ServicePlan(name="coordination", entry="services.coordination:run", niceness=5),
         *(
             ServicePlan(name=f"learning-{name}", entry="services.learning:run", threads=threads.learning)
             for name in settings.behaviors
         ),
-        ServicePlan(name="monitor", entry="services.monitor:run"),
+        ServicePlan(name="monitor", entry="services.monitor:run", niceness=10),
     )
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Processor cores that this process may run on; none where the system does not say."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
+def cores_of_learners(settings: Settings, usable: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Cores that each learning service gets for itself.
+
+    Raises:
+        SettingsError: none would be left for the others.
+    """
+    each = settings.pipeline.torch_threads.learning
+    needed = each * len(settings.behaviors)
+    if needed >= len(usable):
+        raise SettingsError(
+            f"got pipeline.pin_learners with {len(usable)} usable processor cores; expected at least {needed + 1}, "
+            f"{each} for each learner and one for all others; leave pin_learners out"
+        )
+    return {
+        f"learning-{name}": tuple(usable[index * each : (index + 1) * each])
+        for index, name in enumerate(settings.behaviors)
+    }
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:

@@ -66,6 +66,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stall_timeout_s: seconds without progress after which a service is reported as stalled.
         restarts: of services that failed.
         torch_threads: in each process.
+        pin_learners: give each learner as many processor cores as it has threads for itself alone, and let
+            simulators and all other services share the rest (Linux). For a machine with nothing else to do.
         stop_timeout_s: seconds a service has to stop in order.
     """
 
@@ -75,4 +77,5 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     stall_timeout_s: float = Field(default=300.0, gt=0)
     restarts: RestartSettings = RestartSettings()
     torch_threads: ThreadSettings = ThreadSettings()
+    pin_learners: bool = False
     stop_timeout_s: float = Field(default=20.0, gt=0)

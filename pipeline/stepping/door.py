@@ -17,6 +17,7 @@ from pipeline.messages.simulator import BehaviorReport, Decisions, Ends
 from pipeline.specs import BehaviorSpec
 
 MAX_GROUP: Final = 2**31 - 1
+_DTYPES: Final = {"float32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
 
 
 def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
@@ -93,7 +94,7 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
                 f"{column.shape}",
                 f"{(n, *wanted.shape)} by its spec",
             )
-        if column.dtype.name != wanted.dtype:
+        if column.dtype != _DTYPES[wanted.dtype]:
             raise RemoteProtocolError(
                 "dtype",
                 got=f"{column.dtype.name} in {what}.observations[{wanted.name!r}] of {behavior}",

@@ -31,6 +31,7 @@ from pipeline.messages.simulator import (
 )
 from pipeline.metrics import Registry
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from pipeline.stepping.outgoing import Outgoing
 from pipeline.stepping.settings import SteppingSettings
 from pipeline.stepping.stepper import Stepper
 
@@ -44,30 +45,28 @@ class Peer:
     Attributes:
         key: of the connection.
         stream: its socket.
+        outgoing: writes to it.
         name: what it calls itself.
         heard_at: when it last said something.
         counted: steps it says it has reported, by behavior name, when it connected.
         replaced: the same simulator has connected anew.
-        outgoing: bytes that its writer is to send, with the time of the frame and the seconds withheld.
     """
 
     key: int
     stream: ByteStream
+    outgoing: Outgoing
     conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
     name: str = "?"
     number: int | None = None
     heard_at: float = 0.0
     counted: dict[str, int] = field(default_factory=dict)
-    outgoing: list[tuple[bytes, float, float]] = field(default_factory=list)
-    ready: anyio.Event = field(default_factory=anyio.Event)
     replaced: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
-        """Queues a message for the peer's writer; the conversation bounds how many there are."""
+        """Sends a message, which may answer a frame that came at a time and was withheld for some seconds."""
         self.conversation.sending(message)
-        self.outgoing.append((to_bytes(message), received_at, withheld_s))
-        self.ready.set()
+        self.outgoing.put(to_bytes(message), received_at, withheld_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +130,12 @@ class Simulators:
     async def serve(self, stream: ByteStream) -> None:
         """Speaks with one simulator until its end."""
         self._keys += 1
-        peer = Peer(key=self._keys, stream=stream, heard_at=self._house.clock())
+        peer = Peer(self._keys, stream, Outgoing(stream, self._note_sent), heard_at=self._house.clock())
         log = self._house.log.bind(connection=peer.key)
         self._peers[peer.key] = peer
         try:
             async with stream:
-                with peer.scope:
+                with peer.outgoing, peer.scope:
                     await self._converse(peer, log)
                 if peer.replaced:
                     log.warning("simulator_replaced", simulator=peer.name, number=peer.number)
@@ -158,8 +157,9 @@ class Simulators:
                 self._house.arrived()
 
     async def _converse(self, peer: Peer, log: Any) -> None:
+        fault = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._write, peer)
+            tasks.start_soon(peer.outgoing.run)
             try:
                 await self._read(peer, log)
             except (ProtocolError, CodecError, SpecError) as error:
@@ -168,8 +168,9 @@ class Simulators:
                 log.warning(
                     "simulator_fault", simulator=peer.name, code=fault.code, got=fault.got, expected=fault.expected
                 )
-                await _part(peer, fault)
             tasks.cancel_scope.cancel()
+        if fault is not None:
+            await _part(peer, fault)
 
     async def _read(self, peer: Peer, log: Any) -> None:
         reader = FrameReader(SIMULATORS)
@@ -273,17 +274,11 @@ class Simulators:
             if own != ours and not self.stopping and (frame is None or frame.reported):
                 log.warning("step_counts_differ", simulator=peer.name, behavior=name, simulator_says=own, counted=ours)
 
-    async def _write(self, peer: Peer) -> None:
-        registry, clock = self._house.registry, self._house.clock
-        while True:
-            await peer.ready.wait()
-            peer.ready = anyio.Event()
-            outgoing, peer.outgoing = peer.outgoing, []
-            for data, received_at, withheld_s in outgoing:
-                await peer.stream.send(data)
-                if received_at:
-                    registry.observe("action_latency_s", max(0.0, clock() - received_at - withheld_s))
-                    registry.observe("withheld_s", withheld_s)
+    def _note_sent(self, received_at: float, withheld_s: float) -> None:
+        if received_at:
+            registry = self._house.registry
+            registry.observe("action_latency_s", max(0.0, self._house.clock() - received_at - withheld_s))
+            registry.observe("withheld_s", withheld_s)
 
     async def watch_silence(self) -> None:
         """Gives simulators up that have been silent for too long."""
@@ -329,6 +324,6 @@ async def _part(peer: Peer, fault: Fault) -> None:
     """Sends a last word without waiting long for it to leave."""
     if peer.conversation.state == "closed":
         return
-    peer.conversation.sending(fault)
+    peer.say(fault)
     with anyio.move_on_after(1.0, shield=True):
-        await peer.stream.send(to_bytes(fault))
+        await peer.outgoing.drain()

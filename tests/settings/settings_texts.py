@@ -197,6 +197,7 @@ pipeline:
   torch_threads:
     learning: 2
     stepping: 3
+  pin_learners: true
   stop_timeout_s: 10.0
 """
 
