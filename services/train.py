@@ -21,7 +21,7 @@ from pipeline.hosting import ProcessHost
 from pipeline.monitoring.summary import Status
 from pipeline.settings import Overrides, Settings, read, unsupported, without_effect
 from services.supervisor import Processes, Supervisor, Tasks
-from services.topology import Topology, build, sockets_folder, usable_cores
+from services.topology import Topology, build, sockets_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
-    _refuse(settings, in_process=args.in_process)
+    _refuse(settings)
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         for line in (*loaded.notices, *without_effect(settings)):
             logs.get().warning("settings", note=line, notice=True)
         logs.get().info("seed", seed=seed, notice=True)
-        _leave_cores_to_learners(topology)
         status = anyio.run(_supervise, topology, args.in_process, backend_options=_loop_options())
     finally:
         if sockets is not None:
@@ -78,14 +77,6 @@ async def _supervise(topology: Topology, in_process: bool) -> Status:
             return await Supervisor(topology, Processes(topology, processes), processes, transport).supervise()
     finally:
         processes.close()
-
-
-def _leave_cores_to_learners(topology: Topology) -> None:
-    """Keeps this process, and with it all that it starts, off the learners' cores."""
-    if topology.cores:
-        taken = {core for cores in topology.cores.values() for core in cores}
-        os.sched_setaffinity(0, set(usable_cores()) - taken)
-        logs.get().info("learners_pinned", cores={name: list(cores) for name, cores in topology.cores.items()})
 
 
 async def _as_tasks(topology: Topology, processes: ProcessHost) -> Status:
@@ -111,11 +102,9 @@ def _overrides(args: argparse.Namespace) -> Overrides:
     )
 
 
-def _refuse(settings: Settings, *, in_process: bool) -> None:
+def _refuse(settings: Settings) -> None:
     """Refuses what can not be run, before anything is started."""
     lines = unsupported(settings)
-    if in_process and settings.pipeline.pin_learners:
-        lines.append("pipeline.pin_learners with --in-process: learners without processes of their own")
     if settings.checkpoint_settings.inference:
         lines.append("--inference: acting without learning")
     if lines:

@@ -68,12 +68,20 @@ class Assembler:
         """Takes over the steps of some wake-ups."""
         if self._began is None:
             self._began = self.received = part.produced_before
-        for rows in (part.ended, part.joined, part.reported, part.acted):
-            self.block.grow(None if rows is None else rows.slots)
-        starts = [0, 0, 0, 0, 0]
-        for stops, completed in zip(np.cumsum(part.rows, axis=0).tolist(), part.completed.tolist(), strict=True):
-            self._tick(part, [slice(start, stop) for start, stop in zip(starts, stops, strict=True)], completed)
-            starts = stops
+        for record in (part.ended, part.joined, part.reported, part.acted):
+            self.block.grow(None if record is None else record.slots)
+        bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
+        completed = part.completed.tolist()
+        at = 0
+        while at < len(completed):
+            following = at + self.alike(part, at)
+            rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
+            take = self._tick if following == at + 1 else self._ticks
+            found = take(part, rows, following - at)
+            total = sum(completed[at:following])
+            self.received += total
+            self.orphaned += total - found
+            at = following
 
     def close_all(self) -> None:
         """The source is gone: everything open is interrupted, every agent is gone."""
@@ -105,8 +113,41 @@ class Assembler:
 
     # ---------------------------------------------------------------- one wake-up
 
-    def _tick(self, part: BehaviorSteps, rows: list[slice], completed: int) -> None:
-        """Applies one wake-up: its slice of the rows lost, ended, joined, reported, acted."""
+    def alike(self, part: BehaviorSteps, first: int) -> int:
+        """How many wake-ups from `first` on can be taken together: the same live agents decide and act in each."""
+        reported, acted, counts = part.reported, part.acted, part.rows
+        if reported is None or acted is None or acted.slots is not None:
+            return 1
+        n = int(counts[first, 3])
+        plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
+        most = min(int(np.argmin(plain)) if not plain.all() else len(plain), self.block.horizon)
+        if most < 2 or not n:
+            return 1
+        start = int(counts[:first, 3].sum())
+        slots = reported.slots[start : start + most * n].reshape(most, n)
+        if np.count_nonzero(self.block.live[slots[0]]) < n:
+            return 1
+        same = (slots == slots[0]).all(axis=1)
+        return most if same.all() else int(np.argmin(same))
+
+    def _ticks(self, part: BehaviorSteps, rows: list[slice], count: int) -> int:
+        """Applies `count` wake-ups that are alike at once. Returns how many steps they completed."""
+        assert part.reported is not None
+        assert part.acted is not None
+        reported, where = _cut(part.reported, rows[3]), rows[4]
+        n = len(reported.slots) // count
+        slots, shared = reported.slots[:n], reported.group_rewards
+        found = self.block.complete(slots, reported.rewards[:n], None if shared is None else shared[:n])
+        later = None if shared is None else shared[n:]
+        self.block.step(slots, reported.observations, reported.rewards[n:], later, part.acted, where)
+        self.block.close_full(slots)
+        return found + (count - 1) * n
+
+    def _tick(self, part: BehaviorSteps, rows: list[slice], _: int) -> int:
+        """Applies one wake-up: its slice of the rows lost, ended, joined, reported, acted.
+
+        Returns how many steps it completed.
+        """
         lost, ended, joined, reported, acted = rows
         found = 0
         if part.lost is not None and lost.start < lost.stop:
@@ -123,8 +164,7 @@ class Assembler:
             if part.acted.slots is not None:
                 decided = (part.acted.slots[acted], None)
             self.block.act(part.acted, acted, *decided)
-        self.received += completed
-        self.orphaned += completed - found
+        return found
 
     def _interrupt(self, lost: Slots) -> None:
         block = self.block

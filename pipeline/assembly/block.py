@@ -132,7 +132,8 @@ class Block:
         times = self.lengths[slots]
         rows = self._path[slots, times]
         self.log.rewards[rows] = rewards
-        self.log.group_rewards[rows] = 0.0 if group_rewards is None else group_rewards
+        if group_rewards is not None:
+            self.log.group_rewards[rows] = group_rewards
         self.lengths[slots] = times + 1
         self.acted[slots] = False
         self.seen[slots] = False
@@ -149,10 +150,42 @@ class Block:
             slots, observations = slots[live], tuple(column[live] for column in observations)
         rows = self._add(observations)
         times = self.lengths[slots]
-        self._lengthen(times)
+        self._lengthen(int(times.max(initial=0)))
         self._path[slots, times] = rows
         self.seen[slots] = True
         return slots, rows
+
+    def step(
+        self,
+        slots: Slots,
+        observations: tuple[NDArray[Any], ...],
+        rewards: NDArray[np.float32],
+        group_rewards: NDArray[np.float32] | None,
+        acted: Acted,
+        part: slice,
+    ) -> None:
+        """Writes several wake-ups in which the same agents, all here, decided and acted, and nothing else happened.
+
+        Args:
+            slots: [n] whose; the outcomes of their steps before the first wake-up are written.
+            observations: one [k n, *shape] per observation, wake-up by wake-up.
+            rewards: [(k - 1) n] of the steps that the later wake-ups complete.
+            group_rewards: likewise, or None.
+            acted: the actions.
+            part: which of them.
+        """
+        rows = self._add(observations)
+        first, done, count = int(rows[0]), len(rewards), len(rows) // len(slots)
+        self.log.rewards[first : first + done] = rewards
+        if group_rewards is not None:
+            self.log.group_rewards[first : first + done] = group_rewards
+        self.log.act(slice(first, first + len(rows)), acted, part)
+        times = self.lengths[slots]
+        self._lengthen(int(times.max()) + count - 1)
+        self._path[slots[:, None], times[:, None] + np.arange(count)] = rows.reshape(count, -1).T
+        self.lengths[slots] = times + (count - 1)
+        self.seen[slots] = True
+        self.acted[slots] = True
 
     def append(self, observations: tuple[NDArray[Any], ...]) -> Lines:
         """Writes what agents saw at their end; the row of each."""
@@ -176,6 +209,23 @@ class Block:
         slots = slots[here]
         self.log.act(self._path[slots, self.lengths[slots]], acted, here + part.start)
         self.acted[slots] = True
+
+    def close_full(self, slots: Slots) -> None:
+        """Finishes the segments of `slots` that have reached the horizon, by less than two; what is beyond goes on.
+
+        In the order of the wake-ups in which they reached it, as if these had been written one by one.
+        """
+        lengths = self.lengths[slots]
+        full = np.flatnonzero(lengths >= self.horizon)
+        if not full.size:
+            return
+        full = full[np.argsort(-lengths[full], kind="stable")]  # the longest was the first to get there
+        slots, beyond = slots[full], lengths[full] - self.horizon
+        self.lengths[slots] = self.horizon
+        self.close(slots, self._path[slots, self.horizon])
+        moved = int(beyond[0]) + 1
+        self._path[slots, :moved] = self._path[slots, self.horizon : self.horizon + moved]
+        self.lengths[slots] = beyond
 
     def close(self, slots: Slots, following: Lines) -> Piece:
         """Finishes the open segments of `slots`, each of at least one step, without ending them.
@@ -250,11 +300,11 @@ class Block:
             setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
         self._path = np.concatenate([self._path, np.zeros((more, self._path.shape[1]), np.int64)])
 
-    def _lengthen(self, times: NDArray[np.int64]) -> None:
-        """Makes room for a row at each of `times`."""
+    def _lengthen(self, time: int) -> None:
+        """Makes room for a row at `time`."""
         steps = self._path.shape[1]
-        if steps <= self.horizon and times.size and times.max() >= steps:
-            more = min(steps, self.horizon + 1 - steps)
+        if time >= steps:
+            more = max(time + 1 - steps, min(steps, self.horizon + 1 - steps))
             self._path = np.concatenate([self._path, np.zeros((len(self._path), more), np.int64)], axis=1)
 
     def _add(self, observations: tuple[NDArray[Any], ...]) -> Lines:

@@ -66,8 +66,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stall_timeout_s: seconds without progress after which a service is reported as stalled.
         restarts: of services that failed.
         torch_threads: in each process.
-        pin_learners: give each learner as many processor cores as it has threads for itself alone, and let
-            simulators and all other services share the rest (Linux). For a machine with nothing else to do.
+        leave_cores_to_learners: all services but the learners keep off as many processor cores as the learners
+            have threads, where enough are left for them (Linux). Learners and simulators may run on all.
         stop_timeout_s: seconds a service has to stop in order.
     """
 
@@ -77,5 +77,5 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     stall_timeout_s: float = Field(default=300.0, gt=0)
     restarts: RestartSettings = RestartSettings()
     torch_threads: ThreadSettings = ThreadSettings()
-    pin_learners: bool = False
+    leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)

@@ -45,18 +45,15 @@ behaviors:
     summary_freq: 1000000
 simulators:
   - {{name: balance, areas: {areas}}}
-pipeline: {{pin_learners: {pinned}}}
 """
 CASES = {"a": ("a", 64), "b": ("b", 64), "a12": ("a", 12)}
 
 
-def end_to_end(
-    case: learner_bench.Case, areas: int, warm_s: float, seconds: float, *, pinned: bool = False
-) -> dict[str, float]:
+def end_to_end(case: learner_bench.Case, areas: int, warm_s: float, seconds: float) -> dict[str, float]:
     """A real run; produced and trained steps/s between two looks at its status."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "bench.yaml"
-        config.write_text(CONFIG.format(batch=case.batch, buffer=case.buffer, areas=areas, pinned=str(pinned).lower()))
+        config.write_text(CONFIG.format(batch=case.batch, buffer=case.buffer, areas=areas))
         command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "bench"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
             status = Path(folder) / "bench" / "status.json"
@@ -152,14 +149,13 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="a, b, a12 (default: all)")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--warm", type=float, default=8.0)
-    parser.add_argument("--pinned", action="store_true", help="with pipeline.pin_learners")
     args = parser.parse_args()
     for name in args.cases or CASES:
         key, areas = CASES[name]
         case = learner_bench.CASES[key]
         simulator = simulator_alone(areas, 5.0)
         alone = learner_alone(case)
-        run = end_to_end(case, areas, args.warm, args.seconds, pinned=args.pinned)
+        run = end_to_end(case, areas, args.warm, args.seconds)
         smaller = min(simulator, alone["learner_steps_per_s"])
         print(
             f"{name}: end to end {run['produced/s']:,.0f}/s (trained {run['trained/s']:,.0f}/s)  "

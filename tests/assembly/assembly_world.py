@@ -103,10 +103,12 @@ class World:
         rng: makes every choice.
         grouped: agents belong to groups.
         masked: action masks are sent with some parts.
+        steady: mostly everyone decides and acts, in the same order, and nobody ends.
     """
 
-    def __init__(self, rng: random.Random, *, grouped: bool, masked: bool) -> None:
+    def __init__(self, rng: random.Random, *, grouped: bool, masked: bool, steady: bool = False) -> None:
         self.rng = rng
+        self.steady = steady
         self.grouped = grouped
         self.masked = masked
         self.lives: dict[int, Life] = {}
@@ -119,8 +121,9 @@ class World:
     def tick(self) -> Tick:
         """The next wake-up."""
         self._tick += 1
+        self._calm = self.steady and self._tick > 2 and self._chance(0.9)
         before = self.produced
-        lost = self._lose() if self._chance(0.08) else None
+        lost = self._lose() if not self._calm and self._chance(0.08) else None
         ended, again = self._end()
         joined = self._join(again)
         reported = self._report()
@@ -146,7 +149,7 @@ class World:
         return np.array(gone, np.int32)
 
     def _end(self) -> tuple[Ended | None, list[Life]]:
-        rows = [life for life in self.lives.values() if life.state != "new" and self._chance(0.2)]
+        rows = [life for life in self.lives.values() if life.state != "new" and not self._calm and self._chance(0.2)]
         if self.grouped and rows and self._chance(0.3):  # a whole group ends together
             rows = [life for life in self.lives.values() if life.group == rows[0].group]
         self.rng.shuffle(rows)
@@ -173,13 +176,13 @@ class World:
         known = set(self.lives)
         for old in again:  # ends and begins again in the same tick, in the same slot
             self._begin(old.slot, old.simulator)
-        for _ in range(self.rng.choice([0, 0, 0, 1, 2, 9])):
+        for _ in range(0 if self._calm else self.rng.choice([0, 0, 0, 1, 2, 9])):
             free = [slot for slot in range(60) if slot not in self.lives]
             self._begin(free[0] if self._chance(0.8) else self.rng.choice(free), self.rng.randrange(3))
         told = [life for life in self.lives.values() if life.slot not in known]
         fresh = len(told)
         for slot in sorted(known):
-            moved = self.grouped and self._chance(0.05)
+            moved = self.grouped and not self._calm and self._chance(0.05)
             if moved:
                 self.lives[slot].group = self._group()
             if moved or self.rejoin:
@@ -204,9 +207,10 @@ class World:
         rows = [
             life
             for life in self.lives.values()
-            if life.state == "new" or (life.state == "acting" and self._chance(0.8))
+            if life.state == "new" or (life.state == "acting" and (self.steady or self._chance(0.8)))
         ]
-        self.rng.shuffle(rows)
+        if not self.steady:
+            self.rng.shuffle(rows)
         self.produced += sum(life.state == "acting" for life in rows)
         for life in rows:
             life.state = "waiting"
@@ -221,7 +225,7 @@ class World:
         )
 
     def _act(self, reported: Reported | None) -> Acted | None:
-        if self._chance(0.5):  # the usual wake-up: everyone who reported acts, in that order
+        if self._calm or self._chance(0.5):  # the usual wake-up: everyone who reported acts, in that order
             rows = [] if reported is None else [self.lives[slot] for slot in reported.slots.tolist()]
         else:
             go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld

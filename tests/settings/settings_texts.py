@@ -197,7 +197,7 @@ pipeline:
   torch_threads:
     learning: 2
     stepping: 3
-  pin_learners: true
+  leave_cores_to_learners: false
   stop_timeout_s: 10.0
 """
 
