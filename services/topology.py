@@ -185,6 +185,7 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 
 
 def service_plans(settings: Settings, stepping: list[str]) -> tuple[ServicePlan, ...]:
+    """All services of a run in the order of the flow; `stepping` are the names of the stepping services."""
     threads = settings.pipeline.torch_threads
     return (
         *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in stepping),

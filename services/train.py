@@ -20,7 +20,8 @@ from pipeline.errors import SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.monitoring.summary import Status
 from pipeline.settings import Overrides, Settings, read, unsupported, without_effect
-from services.supervisor import Processes, Supervisor, Tasks
+from services.hosts import Processes, Tasks
+from services.supervisor import Supervisor
 from services.topology import Topology, build, sockets_folder
 
 

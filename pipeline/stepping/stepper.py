@@ -13,53 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.errors import RemoteProtocolError
 from pipeline.messages.service import BehaviorSteps, Permit, Produced
 from pipeline.messages.simulator import Act, BehaviorActions, Step
 from pipeline.specs import BehaviorId, BehaviorSpec
 from pipeline.stepping.agents import SlotTable
+from pipeline.stepping.behaviors import Behavior, Policy, answer, choose
 from pipeline.stepping.connections import Arrival, Connection, Frame, Seat, settle
-from pipeline.stepping.steps import Choice, Chosen, Lives, Tick, Told, join_columns, join_optional
-
-
-class Policy(Protocol):
-    """The current weights of one behavior."""
-
-    @property
-    def version(self) -> int:
-        """Policy version."""
-
-    def act(self, observations: tuple[NDArray[Any], ...], masks: NDArray[np.bool_] | None) -> Chosen:
-        """Chooses for all rows in one pass."""
-
-
-@dataclass(slots=True)
-class Behavior:
-    """One behavior name over all simulators.
-
-    Attributes:
-        spec: the first simulator's; all others must agree.
-        table: slots of its agents.
-        produced: completed steps.
-        running: actions whose outcome has not come, of simulators that are not waiting for us.
-        permit: how far this process may go.
-    """
-
-    spec: BehaviorSpec
-    table: SlotTable
-    produced: int = 0
-    running: int = 0
-    permit: Permit = field(default_factory=lambda: Permit(serial=0, allowance=0))
-
-    @property
-    def remaining(self) -> int:
-        """Steps that may still be started."""
-        return self.permit.allowance - self.produced - self.running
+from pipeline.stepping.steps import Lives, Tick, Told
 
 
 @dataclass(slots=True)
@@ -337,12 +301,12 @@ class Stepper:
                 by_name.setdefault(arrival.seat.id.name, []).append((key, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            choice = _choice([arrival for _, arrival in entries], self.behaviors[name], self._policies[name])
+            choice = choose([arrival for _, arrival in entries], self.behaviors[name], self._policies[name])
             self._tick(name).choice = choice
             at = 0
             for key, arrival in entries:
                 rows = slice(at, at + len(arrival.slots))
-                answers.setdefault(key, []).append(_answer(arrival, choice.chosen, rows))
+                answers.setdefault(key, []).append(answer(arrival, choice.chosen, rows))
                 at = rows.stop
             out.rows += at
         return answers
@@ -380,23 +344,3 @@ class Stepper:
             agents=behavior.table.taken,
             waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
         )
-
-
-def _choice(arrivals: list[Arrival], behavior: Behavior, policy: Policy) -> Choice:
-    """Chooses for all rows of a behavior."""
-    decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
-    slots = [arrival.slots for arrival in arrivals]
-    columns = zip(*(rows.observations for rows in decisions), strict=True)
-    masks = join_optional([rows.masks for rows in decisions], map(len, slots))
-    chosen = policy.act(tuple(join_columns(column) for column in columns), masks)
-    for column in slots:
-        behavior.table.acted[column] = True
-    return Choice(slots, chosen, masks, policy.version)
-
-
-def _answer(arrival: Arrival, chosen: Chosen, rows: slice) -> BehaviorActions:
-    assert arrival.decisions is not None
-    agents, executed, discrete = arrival.decisions.agents, chosen.executed[rows], chosen.discrete[rows]
-    if arrival.restore is not None:
-        agents, executed, discrete = agents[arrival.restore], executed[arrival.restore], discrete[arrival.restore]
-    return BehaviorActions(behavior=arrival.behavior, agents=agents, continuous=executed, discrete=discrete)

@@ -1,0 +1,77 @@
+"""Where the services of a run live: as processes, or as tasks of one process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pipeline import logs
+from pipeline.hosting import Hosted, ProcessHost, start_task
+from pipeline.queues.interface import Transport
+from pipeline.runtime import Context
+from services.topology import ServicePlan, Topology
+
+
+class Processes:
+    """Services as processes.
+
+    Args:
+        topology: of the run; saved in its folder.
+        host: starts them.
+    """
+
+    def __init__(self, topology: Topology, host: ProcessHost) -> None:
+        self._run = topology.run
+        self._cores = topology.cores
+        self._host = host
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts a service as a process."""
+        command = [sys.executable, "-m", "services", "service", plan.name, "--run", str(self._run.directory)]
+        command += ["--start", start, *(["--first"] if first else [])]
+        if cores := self._cores.get(plan.name):
+            command += ["--cores", ",".join(map(str, cores))]
+        threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
+        output = sys.stdout.buffer if plan.name == "monitor" else None
+        return self._host.start(plan.name, command, threads, output)
+
+
+class Tasks:
+    """Services as tasks of one process.
+
+    Args:
+        topology: of the run.
+        tasks: that they run in.
+        transport: opens one for each start.
+    """
+
+    def __init__(
+        self, topology: Topology, tasks: TaskGroup, transport: Callable[[str], AbstractAsyncContextManager[Transport]]
+    ) -> None:
+        self._run = topology.run
+        self._tasks = tasks
+        self._transport = transport
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts a service as a task."""
+
+        async def work(stop: anyio.Event) -> None:
+            async with self._transport(start) as transport:
+                context = Context(
+                    run=self._run,
+                    service=plan.name,
+                    start=start,
+                    first=first,
+                    transport=transport,
+                    stop=stop,
+                    log=logs.get(service=plan.name),
+                    clock=time.monotonic,
+                )
+                await plan.load()(context)
+
+        return start_task(self._tasks, work)
