@@ -1,15 +1,21 @@
-"""A run of fakes: boards in memory, services that publish what a test tells them to."""
+"""A run of fakes: boards in memory, services that publish what a test tells them to, and a monitor that watches."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from pipeline.messages.service import Metrics
 from pipeline.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
+from pipeline.monitoring.overview import Overview
+from services.monitor import RunInfo, monitor
 
 EPOCH_S = 1_700_000_000.0
 
@@ -105,6 +111,10 @@ class FakeRun:
     def records(self, time_s: float = EPOCH_S) -> list[Metrics]:
         return [registry.snapshot(time_s, "segments") for registry in self.registries.values()]
 
+    def tell(self, overview: Overview) -> None:
+        for record in self.records():
+            overview.update(record)
+
     def publish(self, transport: FakeTransport) -> None:
         for record in self.records():
             transport.subscriptions[record.service].publish(record)
@@ -113,3 +123,81 @@ class FakeRun:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Watched:
+    """One start of a monitor, and what it wrote."""
+
+    def __init__(self, transport: FakeTransport, folder: Path, **info: Any) -> None:
+        self.transport = transport
+        self.folder = folder
+        self.out = io.StringIO()
+        self.stop = anyio.Event()
+        self.killed = anyio.CancelScope()
+        self.published: list[Any] = []
+        self._info = RunInfo(
+            run_id="r1",
+            run_dir=folder,
+            services=FakeRun.services,
+            behaviors={"Balance": 10_000},
+            max_steps={"Balance": 500_000},
+            **info,
+        )
+
+    async def run(self) -> None:
+        with self.killed:
+            await monitor(
+                self.transport,
+                self._info,
+                clock=anyio.current_time,
+                wall_clock=lambda: EPOCH_S + anyio.current_time() % 1e6,
+                stop=self.stop,
+                stream=self.out,
+                registry=Registry("monitor", "monitor.1"),
+                board=self,
+            )
+
+    def kill(self) -> None:
+        """Ends it here and now, without its last words."""
+        self.killed.cancel()
+
+    def publish(self, key: str, record: Any) -> None:
+        self.published.append((key, record))
+
+    async def aclose(self) -> None: ...
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.getvalue().splitlines()
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [record for record in records if record["type"] == kind]
+
+
+@asynccontextmanager
+async def watching(transport: FakeTransport, folder: Path, **info: Any) -> AsyncIterator[Watched]:
+    """A running monitor: the block begins half way between two ticks, and after it everything is written."""
+    watched = Watched(transport, folder, **info)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.run)
+        await seconds(0.5)
+        yield watched
+        if not watched.killed.cancel_called:
+            watched.stop.set()
+
+
+async def seconds(number: float) -> None:
+    await anyio.sleep(number)  # virtual time
+
+
+async def work(run: FakeRun, transport: FakeTransport, ticks: int, steps: int = 5_000) -> None:
+    """A second, some steps and two episodes per tick."""
+    for _ in range(ticks):
+        run.collect(steps, [40.0, 50.0])
+        run.train(steps)
+        run.publish(transport)
+        await seconds(1)

@@ -2,91 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
+from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport, Watched, seconds, watching, work
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.metrics import Registry
-from services.monitor import RunInfo, monitor
-
-
-class Watched:
-    """A running monitor."""
-
-    def __init__(self, transport: FakeTransport, folder: Path, **info: Any) -> None:
-        self.transport = transport
-        self.folder = folder
-        self.out = io.StringIO()
-        self.stop = anyio.Event()
-        self.published: list[Any] = []
-        self._info = RunInfo(
-            run_id="r1",
-            run_dir=folder,
-            services=FakeRun.services,
-            behaviors={"Balance": 10_000},
-            max_steps={"Balance": 500_000},
-            **info,
-        )
-
-    async def run(self) -> None:
-        await monitor(
-            self.transport,
-            self._info,
-            clock=anyio.current_time,
-            wall_clock=lambda: EPOCH_S + anyio.current_time() % 1e6,
-            stop=self.stop,
-            stream=self.out,
-            registry=Registry("monitor", "monitor.1"),
-            board=self,
-        )
-
-    def publish(self, key: str, record: Any) -> None:
-        self.published.append((key, record))
-
-    async def aclose(self) -> None: ...
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.getvalue().splitlines()
-
-    def read(self, name: str) -> Any:
-        return json.loads((self.folder / name).read_text())
-
-    def records(self, kind: str) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        return [record for record in records if record["type"] == kind]
-
-
-async def seconds(number: float) -> None:
-    await anyio.sleep(number)  # virtual time
-
-
-async def work(run: FakeRun, transport: FakeTransport, ticks: int, steps: int = 5_000) -> None:
-    for _ in range(ticks):
-        run.collect(steps, [40.0, 50.0])
-        run.train(steps)
-        run.publish(transport)
-        await seconds(1)
 
 
 @pytest.mark.anyio
 async def test_a_run_is_told_on_the_console_in_files_and_in_curves(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         await work(fake_run, transport, 5)
-        watched.stop.set()
     assert watched.lines == [
         "Balance  step 10,000  5.0k/s  reward 45 +- 5 (4 episodes)  updates 2  lag 1.0/1  entropy 1.42"
         "  open 64 episodes, oldest 812 steps",
@@ -109,10 +41,7 @@ async def test_a_run_is_told_on_the_console_in_files_and_in_curves(
 async def test_the_status_is_never_older_than_a_second(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         assert watched.read("status.json")["services"]["assembly"]["heard_s"] is None
         await work(fake_run, transport, 12, steps=1_000)
         status = watched.read("status.json")
@@ -125,7 +54,6 @@ async def test_the_status_is_never_older_than_a_second(
         stepping = status["services"]["stepping-0"]
         assert (stepping["waiting_for"], stepping["queues"]["steps"]["messages"]) == ("segments", 3)
         assert stepping["histograms"]["action_latency_s"]["p50"] == pytest.approx(0.0005, rel=0.12)
-        watched.stop.set()
     assert watched.read("status.json")["ended"] is True
 
 
@@ -133,15 +61,11 @@ async def test_the_status_is_never_older_than_a_second(
 async def test_a_restarted_service_does_not_make_the_numbers_jump_back(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         await work(fake_run, transport, 3)
         for service in FakeRun.services:
             fake_run.restart(service)
         await work(fake_run, transport, 3)
-        watched.stop.set()
     assert [record["trained"] for record in watched.records("interval")] == [10_000, 10_000, 10_000]
     status = watched.read("status.json")
     assert status["services"]["learning-Balance"]["starts"] == 2
@@ -152,20 +76,13 @@ async def test_a_restarted_service_does_not_make_the_numbers_jump_back(
 async def test_a_restarted_monitor_goes_on_where_the_last_one_died(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    first = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(first.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as first:
         await work(fake_run, transport, 3)
-        tasks.cancel_scope.cancel()
+        first.kill()
     assert not (folder / "curves.png").exists()
     fake_run.restart("assembly")
-    second = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as second:
         await work(fake_run, transport, 3)
-        second.stop.set()
     records = second.records("interval")
     assert [record["step"] for record in records] == [10_000, 20_000, 30_000]
     assert [record["trained"] for record in records] == [10_000, 10_000, 10_000]
@@ -178,12 +95,8 @@ async def test_a_damaged_state_means_counting_anew_not_dying(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
     (folder / "monitor.json").write_text('{"time_s": 0}')
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         await work(fake_run, transport, 2)
-        watched.stop.set()
     assert [record["step"] for record in watched.records("interval")] == [10_000]
 
 
@@ -191,10 +104,7 @@ async def test_a_damaged_state_means_counting_anew_not_dying(
 async def test_a_run_that_does_not_move_says_every_minute_who_waits_for_what(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         transport.subscriptions["stepping-0"].publish(fake_run.registries["stepping-0"].snapshot(EPOCH_S, "simulators"))
         await seconds(60)
         assert watched.lines == [
@@ -205,22 +115,17 @@ async def test_a_run_that_does_not_move_says_every_minute_who_waits_for_what(
         transport.subscriptions["stepping-0"].heard_age = 70.0
         await seconds(60)
         assert "  stepping-0 is silent  " in watched.lines[1]
-        watched.stop.set()
 
 
 @pytest.mark.anyio
 async def test_no_episode_for_long_is_told_with_those_under_way(
     fake_run: FakeRun, transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder) as watched:
         fake_run.collect(10_000, [])
         fake_run.train(10_000)
         fake_run.publish(transport)
         await seconds(1)
-        watched.stop.set()
     assert "  no episode ended  " in watched.lines[0]
     assert "  open 64 episodes, oldest 812 steps" in watched.lines[0]
 
@@ -229,15 +134,11 @@ async def test_no_episode_for_long_is_told_with_those_under_way(
 async def test_a_behavior_nobody_announced_is_watched_too_and_stays_in_the_folder(
     transport: FakeTransport, folder: Path
 ) -> None:
-    watched = Watched(transport, folder, summary_freq=100)
     registry = Registry("learning-Balance", "learning-Balance.1")
     registry.add("trained/..", 150)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(0.5)
+    async with watching(transport, folder, summary_freq=100) as watched:
         transport.subscriptions["learning-Balance"].publish(registry.snapshot(EPOCH_S))
         await seconds(1)
-        watched.stop.set()
     assert watched.records("interval")[0]["behavior"] == ".."
     assert list((folder / "%2E%2E").glob("events.out.tfevents.*"))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
@@ -245,11 +146,8 @@ async def test_a_behavior_nobody_announced_is_watched_too_and_stays_in_the_folde
 
 @pytest.mark.anyio
 async def test_the_monitor_publishes_numbers_of_its_own(transport: FakeTransport, folder: Path) -> None:
-    watched = Watched(transport, folder)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
-        await seconds(3.5)
-        watched.stop.set()
+    async with watching(transport, folder) as watched:
+        await seconds(3)
     assert [record.counters["ticks"] for _, record in watched.published] == [1, 2, 3, 4]
 
 

@@ -7,10 +7,9 @@ import json
 import os
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun
+from monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
 from pipeline.monitoring.console import PlainDisplay
 from pipeline.monitoring.overview import Overview
@@ -25,20 +24,16 @@ def written(run: FakeRun, folder: Path) -> None:
     watch = Watch(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     run.collect(12_000, [40.0, 50.0])
     run.train(12_000)
-
-    class Board:
-        def __init__(self, record: Any) -> None:
-            self.latest = {"metrics": record}
-
     for record in run.records():
-        watch.take(Board(record))  # type: ignore[arg-type]
+        subscription = FakeSubscription()
+        subscription.publish(record)
+        watch.take(subscription)
     watch.tick()
 
 
 def ended(run: FakeRun, folder: Path) -> None:
     overview = Overview()
-    for record in run.records():
-        overview.update(record)
+    run.tell(overview)
     content = summary(
         run_id="r1",
         status="failed",

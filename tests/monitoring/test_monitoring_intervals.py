@@ -1,0 +1,157 @@
+"""Intervals and rates: what happened between two looks at the numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from monitoring_fakes import FakeRun
+
+from pipeline.messages.service import Metrics
+from pipeline.monitoring.intervals import Intervals
+from pipeline.monitoring.overview import Overview
+from pipeline.monitoring.pace import Pace
+
+
+def watched(frequency: int = 24_000) -> tuple[Overview, Intervals]:
+    overview = Overview(FakeRun.services)
+    return overview, Intervals(overview, {"Balance": frequency}, 50_000, {"Balance": 500_000})
+
+
+def advance(
+    run: FakeRun,
+    overview: Overview,
+    steps: int,
+    returns: list[float],
+    length: int = 100,
+    lag: int = 1,
+    entropy: float = 1.42,
+) -> None:
+    """Steps are collected and trained, and the overview hears of both."""
+    run.collect(steps, returns, length)
+    run.train(steps, lag, entropy)
+    run.tell(overview)
+
+
+def test_an_interval_ends_when_the_steps_pass_a_multiple_of_summary_freq(fake_run: FakeRun) -> None:
+    overview, intervals = watched(10_000)
+    intervals.track("Balance", 0.0)
+    due = []
+    for _ in range(5):
+        advance(fake_run, overview, 4_000, returns=[1.0])
+        due.append(intervals.due("Balance"))
+        if due[-1]:
+            intervals.close("Balance", 1.0)
+    assert due == [False, False, True, False, True]  # at 12,000 and at 20,000
+
+
+def test_an_interval_holds_what_happened_in_it_and_nothing_earlier(fake_run: FakeRun) -> None:
+    overview, intervals = watched()
+    intervals.track("Balance", 10.0)
+    advance(fake_run, overview, 24_000, returns=[100.0, 100.0], length=50, lag=4, entropy=9.0)
+    intervals.close("Balance", 12.0)
+    advance(fake_run, overview, 12_000, returns=[1.0, 3.0], length=10, lag=1, entropy=2.0)
+    interval = intervals.close("Balance", 16.0)
+    assert (interval.step, interval.trained, interval.seconds, interval.steps_per_s) == (36_000, 12_000, 4.0, 3_000.0)
+    assert (interval.reward, interval.reward_deviation, interval.episodes) == (2.0, 1.0, 2)
+    assert (interval.episode_length, interval.lag_mean, interval.lag_max, interval.lag) == (10, 1, 1, {"1": 12_000})
+    assert interval.means["Policy/Entropy"] == 2.0
+    assert interval.books == {"produced": 36_000, "trained": 36_000, "ghost": 0, "stale": 0, "lost": 0, "open": 0}
+
+
+def test_a_restarted_service_never_makes_an_interval_go_back(fake_run: FakeRun) -> None:
+    overview, intervals = watched()
+    intervals.track("Balance", 0.0)
+    advance(fake_run, overview, 24_000, returns=[5.0])
+    intervals.close("Balance", 1.0)
+    for service in ("stepping-0", "assembly", "learning-Balance"):
+        fake_run.restart(service)
+    advance(fake_run, overview, 1_000, returns=[7.0])
+    interval = intervals.close("Balance", 2.0)
+    assert (interval.trained, interval.produced, interval.updates, interval.episodes) == (1_000, 1_000, 1, 1)
+    assert interval.reward == 7.0
+
+
+def test_steps_that_a_crash_rolled_back_are_summarised_again(fake_run: FakeRun) -> None:
+    overview, intervals = watched(10_000)
+    intervals.track("Balance", 0.0)
+    fake_run.train(32_000)
+    fake_run.tell(overview)
+    intervals.close("Balance", 1.0)
+    fake_run.trained = 25_000  # the learner came back from its recovery checkpoint
+    fake_run.train(1_000)
+    fake_run.tell(overview)
+    intervals.track("Balance", 2.0)
+    assert overview.step("Balance") == 26_000
+    assert not intervals.due("Balance")
+    fake_run.train(5_000)
+    fake_run.tell(overview)
+    intervals.track("Balance", 3.0)
+    assert intervals.due("Balance")
+    assert overview.trained("Balance") == 38_000
+
+
+def test_intervals_go_on_after_a_restart_of_the_monitor(fake_run: FakeRun) -> None:
+    overview, intervals = watched()
+    intervals.track("Balance", 100.0)
+    fake_run.train(24_000)
+    fake_run.tell(overview)
+    intervals.close("Balance", 102.0)
+    state = json.loads(json.dumps([overview.state(), intervals.state()]))
+    fake_run.train(6_000)  # nobody watches
+    again, continued = watched()
+    again.restore(state[0])
+    continued.restore(state[1], gap_s=3.0)
+    fake_run.tell(again)
+    interval = continued.close("Balance", 106.0)
+    assert (interval.trained, interval.seconds, interval.lag_max) == (6_000, 4.0, 1.0)
+
+
+def test_a_pause_of_the_run_is_not_part_of_an_interval(fake_run: FakeRun) -> None:
+    overview, intervals = watched()
+    intervals.track("Balance", 100.0)
+    fake_run.train(24_000)
+    fake_run.tell(overview)
+    _, resumed = watched()
+    resumed.restore(intervals.state(), gap_s=86_400.0)
+    assert resumed.peek("Balance", 86_504.0).seconds == pytest.approx(4.0)
+
+
+def test_a_run_that_only_acts_is_measured_in_steps_produced(fake_run: FakeRun) -> None:
+    overview = Overview(FakeRun.services, training=False)
+    intervals = Intervals(overview, {"Balance": 1_000}, 50_000, {})
+    intervals.track("Balance", 0.0)
+    fake_run.collect(1_500, [3.0])
+    fake_run.tell(overview)
+    assert intervals.due("Balance")
+    assert intervals.close("Balance", 1.0).step == 1_500
+
+
+def test_the_rate_is_of_the_recent_past_and_the_mean_leaves_pauses_out() -> None:
+    pace = Pace()
+    for second in range(31):
+        pace.look(float(second), max(0, second - 9) * 100)
+    assert pace.recent == pytest.approx(100.0)
+    assert pace.mean(2_100) == pytest.approx(100.0)
+    again = Pace.restored(pace.state())
+    again.look(5_000.0, 2_100)
+    assert again.mean(2_100) == pytest.approx(100.0)
+    assert again.recent == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 1000)), max_size=40))
+def test_rates_are_never_negative_whatever_the_looks(looks: list[tuple[float, int]]) -> None:
+    pace, clock_s, produced = Pace(), 0.0, 0
+    for seconds, steps in looks:
+        clock_s, produced = clock_s + seconds, produced + steps
+        pace.look(clock_s, produced)
+        assert pace.recent >= 0
+        assert pace.mean(produced) >= 0
+
+
+def test_an_unknown_service_is_taken_in() -> None:
+    overview = Overview()
+    assert overview.update(Metrics(service="new", start="new.1", sequence=1, time_s=0.0))
+    assert list(overview.services) == ["new"]

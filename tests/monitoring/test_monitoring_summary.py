@@ -1,0 +1,108 @@
+"""The line of a service, the figures of a behavior, and the summary of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from monitoring_fakes import EPOCH_S, FakeRun
+
+from pipeline.monitoring.overview import Overview
+from pipeline.monitoring.status import Windows
+from pipeline.monitoring.summary import Figures, Kept, figures, from_status, summary
+
+
+def test_the_line_of_a_service_tells_queues_waits_and_latency(fake_run: FakeRun) -> None:
+    overview, windows = Overview(), Windows()
+    fake_run.collect(1_000, [1.0])
+    fake_run.tell(overview)
+    windows.report("stepping-0", overview.services["stepping-0"], EPOCH_S)
+    fake_run.collect(500, [1.0])
+    fake_run.tell(overview)
+    line = windows.report("stepping-0", overview.services["stepping-0"], EPOCH_S + 10)
+    assert (line["seconds"], line["waiting_for"], line["counters"]["steps/Balance"]) == (10.0, "segments", 500)
+    assert line["queues"] == {"steps": {"messages": 3, "steps": 300, "capacity": 64, "waits": 0, "waited_s": 0}}
+    latency = line["histograms"]["action_latency_s"]
+    assert latency["count"] == 100
+    assert latency["p50"] == pytest.approx(0.0005, rel=0.12)
+    assert latency["p99"] == pytest.approx(0.0005, rel=0.12)
+    assert latency["max"] == pytest.approx(0.004, rel=0.12)
+
+
+def collected(fake_run: FakeRun) -> Figures:
+    overview = Overview()
+    fake_run.collect(25_000, [1.0])
+    fake_run.train(24_000)
+    fake_run.tell(overview)
+    return figures(overview, "Balance", 12_300.0)
+
+
+def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> None:
+    content = summary(
+        run_id="r1",
+        status="completed",
+        wall_s=170.25,
+        error=None,
+        behaviors={"Balance": collected(fake_run)},
+        kept={"Balance": Kept(checkpoint="Balance/Balance-24000.safetensors", weights_sha256="ab")},
+    )
+    assert content == {
+        "run_id": "r1",
+        "status": "completed",
+        "wall_s": 170.25,
+        "error": None,
+        "behaviors": {
+            "Balance": {
+                "steps": 24_000,
+                "steps_per_s": 12_300.0,
+                "updates": 1,
+                "episodes": 37,
+                "reward_mean_last100": 45.0,
+                "books": {"produced": 25_000, "trained": 24_000, "ghost": 0, "stale": 0, "lost": 0, "open": 1_000},
+                "lag": {"mean": 1.0, "max": 1.0},
+                "checkpoint": "Balance/Balance-24000.safetensors",
+                "weights_sha256": "ab",
+            }
+        },
+    }
+
+
+def test_a_behavior_of_which_nothing_was_heard_still_has_every_field() -> None:
+    content = summary(
+        run_id="r1",
+        status="failed",
+        wall_s=1.0,
+        error="stepping-0: no simulators",
+        behaviors={"Balance": figures(Overview(), "Balance", 0.0)},
+        kept={},
+    )
+    entry = json.loads(json.dumps(content, allow_nan=False))["behaviors"]["Balance"]
+    assert entry["lag"] == {"mean": None, "max": None}
+    assert (entry["steps"], entry["checkpoint"], sum(entry["books"].values())) == (0, None, 0)
+
+
+def test_the_figures_tell_whether_the_books_balance(fake_run: FakeRun) -> None:
+    assert collected(fake_run).balanced
+    fake_run.produced += 1
+    assert not collected_again(fake_run).balanced
+
+
+def collected_again(fake_run: FakeRun) -> Figures:
+    overview = Overview()
+    fake_run.registries["coordination"].gauge("books.produced/Balance", fake_run.produced)
+    fake_run.tell(overview)
+    return figures(overview, "Balance", 0.0)
+
+
+def test_the_figures_can_be_read_from_the_status(fake_run: FakeRun) -> None:
+    one = collected(fake_run)
+    status = json.loads(json.dumps({"behaviors": {"Balance": {"figures": asdict(one)}}}))
+    assert from_status(status) == {"Balance": one}
+
+
+@pytest.mark.parametrize(("status", "error"), [("done", None), ("failed", None)])
+def test_a_summary_that_makes_no_sense_is_refused(status: Any, error: str | None) -> None:
+    with pytest.raises(ValueError, match=r"got .*; "):
+        summary(run_id="r", status=status, wall_s=1.0, error=error, behaviors={}, kept={})
