@@ -153,6 +153,7 @@ def _check_ends(behavior: str, ends: Ends) -> None:
     if ends.outcomes is not None:
         if len(ends.outcomes) != n:
             raise _shape(behavior, "ends.outcomes", f"{len(ends.outcomes)} rows", f"{n}, one for each agent")
+        _check_finite(behavior, "ends.outcomes", ends.outcomes, ends.agents)
         if not ((ends.outcomes >= 0) & (ends.outcomes <= 1)).all():
             raise RemoteProtocolError(
                 "shape",

@@ -110,7 +110,7 @@ ENDS = [
     ("interrupted_short", {"interrupted": np.zeros(2, bool)}, "shape", ["ends.interrupted"]),
     ("outcomes_short", {"outcomes": f32(1)}, "shape", ["ends.outcomes"]),
     ("outcome_above", {"outcomes": f32(1, 1.5, 0)}, "shape", ["outcomes", "1.5"]),
-    ("outcome_nan", {"outcomes": f32(1, 1, np.nan)}, "shape", ["outcomes", "nan"]),
+    ("outcome_nan", {"outcomes": f32(1, 1, np.nan)}, "not_finite", ["ends.outcomes", "agent 33"]),
 ]
 CASES = [
     *((f"decisions-{name}", decisions(**changed), None, code, said) for name, changed, code, said in BOTH + DECISIONS),
