@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from pipeline.errors import SettingsError
-from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, read, unsupported, without_effect
+from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, unsupported, without_effect
 
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
@@ -54,6 +54,8 @@ def summary(settings: Settings) -> Iterator[str]:
         yield f"simulator: {_simulator(simulator)}"
     if not settings.simulators:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
+    for line in not_here(settings):
+        yield f"not found: {line}"
     for line in without_effect(settings):
         yield f"without effect: {line}"
 

@@ -141,6 +141,7 @@ class Learning:
         """Brings gauges up to date."""
         registry, name = self._context.registry, self._learner.behavior
         registry.gauge(f"version/{name}", self._learner.version)
+        registry.gauge(f"step/{name}", self._learner.trained)
         registry.gauge(f"max_steps/{name}", self._behavior.max_steps)
         registry.reach(f"trained/{name}", self._learner.trained)
         self._context.note_receiver(f"updates:{name}", self._receiver)

@@ -123,7 +123,14 @@ class Supervisor:
                 self._keep(tasks, simulator.name, partial(self._start_simulator, simulator))
             tasks.start_soon(self._follow_end)
             tasks.start_soon(self._watch)
-            self._log.info("run_started", addresses=dict(self._run.addresses), notice=True)
+            self._log.info(
+                "run_started",
+                folder=str(self._run.directory),
+                addresses=dict(self._run.addresses),
+                notice=True,
+            )
+            if not self._topology.simulators:
+                self._log.info("waiting_for_simulators", addresses=list(self._run.addresses.values()), notice=True)
             await self._over.wait()
             with anyio.CancelScope(shield=True):
                 await self._stop_in_order()

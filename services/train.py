@@ -19,7 +19,7 @@ from pipeline import logs
 from pipeline.errors import SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.monitoring.summary import Status
-from pipeline.settings import Overrides, Settings, read, unsupported, without_effect
+from pipeline.settings import Overrides, Settings, not_here, read, unsupported, without_effect
 from services.hosts import Processes, Tasks
 from services.supervisor import Supervisor
 from services.topology import Topology, build, sockets_folder
@@ -64,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if sockets is not None:
             shutil.rmtree(sockets, ignore_errors=True)
+    if status == "stopped":
+        name = f"--results-dir {kept.results_dir} --run-id {run_id}"
+        logs.get().info("go_on_with", command=f"sparring train {args.config} {name} --resume", notice=True)
     return 1 if status == "failed" else 0
 
 
@@ -105,12 +108,12 @@ def _overrides(args: argparse.Namespace) -> Overrides:
 
 def _refuse(settings: Settings) -> None:
     """Refuses what can not be run, before anything is started."""
-    lines = unsupported(settings)
+    lines = [*unsupported(settings), *not_here(settings)]
     if settings.checkpoint_settings.inference:
         lines.append("--inference: acting without learning")
     if lines:
         listed = "\n  ".join(lines)
-        raise SettingsError(f"got settings that this version can not train:\n  {listed}\nexpected none; remove them")
+        raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
 
 
 def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
@@ -118,7 +121,11 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
     directory = (results / run_id).absolute()
     exists = directory.exists() and any(directory.iterdir())
     if resume and not exists:
-        raise SettingsError(f"got --resume for {directory}, which is not there; expected a run; correct --run-id")
+        there = sorted(path.parent.name for path in results.glob("*/run.json"))
+        raise SettingsError(
+            f"got --resume for {directory}, which is not there; expected one of {there or 'no'} runs in {results}; "
+            "name it with --run-id"
+        )
     if exists and not (resume or force):
         raise SettingsError(
             f"got run id {run_id!r}, which exists in {results}; expected a new one; "

@@ -78,9 +78,11 @@ class Overview:
     def step(self, behavior: str) -> int:
         """Steps in the lineage of the current weights: falls where a crash rolled updates back."""
         numbers = self._all()
-        gauge = numbers.gauges.get(f"books.trained/{behavior}") if self.training else None
-        if gauge is not None:
-            self._steps[behavior] = int(gauge)
+        if self.training:  # the learner's own word, which came with its other counts, before coordination's
+            for gauge in (f"step/{behavior}", f"books.trained/{behavior}"):
+                if gauge in numbers.gauges:
+                    self._steps[behavior] = int(numbers.gauges[gauge])
+                    break
         return self._steps.get(behavior, self.trained(behavior))
 
     def state(self) -> dict[str, Any]:

@@ -96,7 +96,11 @@ class _Finding:
 
     def follows_from(self, removed: list[Path]) -> bool:
         """Whether it comes from taking out what was told before."""
-        return any(path[: len(section)] == section for path in removed for section in self.involves)
+        return any(
+            path[: len(section)] == section or section[: len(path)] == path
+            for path in removed
+            for section in self.involves
+        )
 
 
 def _findings(root: Entry, error: ValidationError) -> Iterator[_Finding]:
@@ -154,7 +158,7 @@ def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterato
     written = [entry.mapping[key].place for key in sorted(mentioned, key=mentioned.__getitem__) if key in entry.mapping]
     own = (place for place in written if place.path[:1] != ("default_settings",))
     place = next(own, written[0] if written else entry.place)
-    involves = () if len(written) == len(mentioned) else (path,)
+    involves = tuple((*path, key) for key in mentioned) if len(written) == len(mentioned) else (path,)
     problem = Problem(place=place, text=text, alone=not entry.mapping)
     yield _Finding(problem=problem, blame=path, involves=involves)
 

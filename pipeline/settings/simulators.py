@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from pipeline.settings.problems import did_you_mean
-from pipeline.simulation.registry import NAMES, option_types
+from pipeline.simulation.registry import NAMES, option_types, required_options
 
 Option = bool | int | float | str
 
@@ -35,7 +35,7 @@ class SimulatorSettings(BaseModel):
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
     count: int = Field(default=1, ge=1)
     areas: int = Field(default=1, ge=1)
-    options: dict[str, Option] = {}
+    options: dict[str, Option] = Field(default={}, validate_default=True)
     seed: int | None = Field(default=None, ge=0, lt=2**31)
 
     @field_validator("name")
@@ -74,6 +74,11 @@ class SimulatorSettings(BaseModel):
                     f"got {value!r} for the option {key} of {name}; "
                     f"expected {' or '.join(_SPOKEN[kind] for kind in wanted)}; correct the value"
                 )
+        if missing := [] if name is None else [key for key in required_options(name) if key not in options]:
+            raise ValueError(
+                f"got {name} without the option {missing[0]}; expected it, there is no default; "
+                f"write options: {{{missing[0]}: ...}} beside the name"
+            )
         return options
 
     @field_validator("command")

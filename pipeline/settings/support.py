@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 from pipeline.settings.behavior import BehaviorSettings
@@ -56,3 +57,13 @@ def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
     for name in behavior.reward_signals.named():
         if name != "extrinsic":
             yield f"reward_signals.{name}: reward signals other than extrinsic"
+
+
+def not_here(settings: Settings) -> list[str]:
+    """Programs of simulators that this machine does not have, one line for each."""
+    commands = [simulator.command[0] for simulator in settings.simulators if simulator.command is not None]
+    return [
+        f"simulators: command {program!r}, which is no program here: give its path, or start it by hand"
+        for program in dict.fromkeys(commands)
+        if shutil.which(program) is None
+    ]

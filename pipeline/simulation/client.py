@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from pipeline.errors import SettingsError
 from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from pipeline.simulation.answers import Actions
 from pipeline.simulation.connection import Client
@@ -34,7 +36,7 @@ class Result:
 
 def run(
     game: Game,
-    address: str,
+    address: str | None = None,
     *,
     number: int | None = None,
     seed: int | None = None,
@@ -48,23 +50,33 @@ def run(
 
     Args:
         game: closed at the end, whatever happens.
-        address: `tcp://HOST:PORT` or `unix:///PATH`.
-        number: which of the supervisor's simulators this is.
-        seed: for the first episodes, where the trainer's first Reset names none.
-        credential: token where the endpoint asks for one.
+        address: `tcp://HOST:PORT` or `unix:///PATH`; None: $SPARRING_ADDRESS, which `simulators: command` and
+            `sparring compliance` set.
+        number: which of the supervisor's simulators this is; None: $SPARRING_NUMBER, if that is set.
+        seed: for the first episodes, where the trainer's first Reset names none; None: $SPARRING_SEED, likewise.
+        credential: token where the endpoint asks for one; "": $SPARRING_CREDENTIAL, likewise.
         connect_timeout_s: how long to try to connect, at the start and after a loss.
         reconnect: False raises where a connection breaks.
         clock: seconds, monotonic.
         sleep: waits between attempts to connect; None: in a way that a signal ends.
 
     Raises:
+        SettingsError: no address, or a variable that is no whole number.
         LinkLost: no trainer answered in time.
         RemoteProtocolError: the trainer broke the protocol, or says that this side did.
     """
     try:
         hello = Hello(
-            version=VERSION, name=game.name, behaviors=dict(game.behaviors()), number=number, credential=credential
+            version=VERSION,
+            name=game.name,
+            behaviors=dict(game.behaviors()),
+            number=_whole("SPARRING_NUMBER") if number is None else number,
+            credential=credential or os.environ.get("SPARRING_CREDENTIAL", ""),
         )
+        seed = _whole("SPARRING_SEED") if seed is None else seed
+        address = os.environ.get("SPARRING_ADDRESS") if address is None else address
+        if address is None:
+            raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
         client = Client(
             hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep
         )
@@ -74,6 +86,16 @@ def run(
         return Result(steps=client.steps, reason=bye.reason)
     finally:
         game.close()
+
+
+def _whole(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingsError(f"got ${variable} {text!r}; expected a whole number; correct it") from None
 
 
 def _play(game: Game, client: Client, seed: int | None) -> Bye:

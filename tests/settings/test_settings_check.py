@@ -31,6 +31,7 @@ pipeline: {mode: lockstep}
         "behavior Goal: ppo, 3,000 steps, updates of 64 steps in 3 x minibatches of 16, at most 64 in flight",
         "simulator: 2 x goal with 3 areas, discrete True",
         "simulator: 1 x ./game --fast",
+        "not found: simulators: command './game', which is no program here: give its path, or start it by hand",
     ]
 
 

@@ -162,6 +162,7 @@ def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
         ),
         ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),
         ("{name: goal, options: {discrete: 1}}", "got 1 for the option discrete of goal; expected true or false"),
+        ("{name: gymnasium}", "got gymnasium without the option env_id"),
         ("{name: gymnasium, options: {env_id: [1]}}", "got a list or mapping for the option env_id"),
         ("{command: [x], areas: 2}", "got areas or options beside a command"),
         ("{command: [x, '{adress}']}", "got {adress} in '{adress}'; expected only {address}"),
@@ -262,6 +263,12 @@ def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
 )
 def test_an_older_format_is_refused_with_what_to_change(text: str, told: str) -> None:
     assert told in only_problem(text)
+
+
+def test_a_mistake_is_not_told_twice_as_a_contradiction() -> None:
+    """A value that was refused is out: what its default contradicts is no mistake of the user's."""
+    text = 'behaviors: {A: {hyperparameters: {batch_size: "32", buffer_size: 16}}}'
+    assert "batch_size" in only_problem(text)
 
 
 @given(st.text(max_size=200) | st.text(alphabet="ab:-{}[]&*<!'\"#\n 1.e?|>%@`\t,", max_size=60))

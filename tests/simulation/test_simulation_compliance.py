@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -428,6 +429,16 @@ def test_the_documents_program_passes_with_the_warning_that_the_document_names(
     assert compliance.run(command("--json", "--timeout", "1.5", "--", sys.executable, str(walk))) == 0
     verdicts = json.loads(capsys.readouterr().out)
     assert [verdict["rule"] for verdict in verdicts if verdict["status"] == "WARN"] == ["reconnects"]
+
+
+def test_the_readmes_simulator_passes_every_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A newcomer copies it, and runs the next command of the README on it."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (program,) = re.findall(r"   ```python\n(.*?)   ```", readme, re.DOTALL)
+    (tmp_path / "walk.py").write_text(textwrap.dedent(program))
+    assert compliance.run(command("--json", "--timeout", "10", "--", sys.executable, str(tmp_path / "walk.py"))) == 0
+    verdicts = json.loads(capsys.readouterr().out)
+    assert {verdict["status"] for verdict in verdicts} <= {"PASS", "SKIP"}
 
 
 def test_a_command_that_never_connects_fails_with_its_last_words(capsys: pytest.CaptureFixture[str]) -> None:
