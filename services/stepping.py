@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 from anyio.abc import TaskGroup
 
@@ -120,7 +119,6 @@ class Stepping:
             if wake.acts:
                 self._context.registry.add("frames", len(wake.acts))
                 self._context.registry.observe("batch_rows", wake.rows)
-                await anyio.lowlevel.checkpoint()  # the writers go first: simulators compute while the steps are told
             if self.stepper.has_steps:
                 self._gathered += max(1, wake.rows)
                 self._filled.set()
