@@ -7,7 +7,10 @@ ratio of end-to-end to the smaller of the two; and the action latency while the 
 a: batch 64, buffer 12,000; b: batch 4,096, buffer 65,536; both 3 epochs, 64 `balance` agents in one
 simulator, 128x2, overlap, horizon 64. a12: as a, with 12 agents in the simulator.
 
-Absolute figures are of this machine in this minute; the ratios compare within one run.
+The speed of a machine may change from minute to minute by more than what is measured here, so the parts
+and the whole take turns: each round's window of the whole is compared with the mean of the parts just
+before and just after it, and the median of the rounds' ratios is printed with all of them beside it.
+Absolute figures are of this machine in these minutes.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -135,36 +138,49 @@ def _serve(connection: socket.socket, areas: int, seconds: float) -> int:
     return steps
 
 
-def learner_alone(case: learner_bench.Case) -> dict[str, float]:
-    """The learner's figures, measured in a thread as in its process."""
-    found: dict[str, Any] = {}
-    thread = threading.Thread(target=lambda: found.update(learner_bench.measure(case)))
+def parts(case: learner_bench.Case, areas: int) -> dict[str, float]:
+    """Simulator and learner, each alone; the learner in a thread as in its process."""
+    found: dict[str, float] = {"simulator/s": simulator_alone(areas, 3.0)}
+    thread = threading.Thread(target=lambda: found.update(learner_bench.measure(case, updates=3)))
     thread.start()
     thread.join()
     return found
 
 
+def compare(name: str, rounds: int, warm_s: float, seconds: float) -> str:
+    """One case: the parts and the whole in turn; one line."""
+    key, areas = CASES[name]
+    case = learner_bench.CASES[key]
+    alone, runs = [parts(case, areas)], []
+    for _ in range(rounds):
+        runs.append(end_to_end(case, areas, warm_s, seconds / rounds))
+        alone.append(parts(case, areas))
+    slower = [min(part["simulator/s"], part["learner_steps_per_s"]) for part in alone]
+    ratios = [2 * run["produced/s"] / (a + b) for run, a, b in zip(runs, slower, slower[1:], strict=False)]
+
+    def middle(looks: list[dict[str, float]], figure: str) -> float:
+        return statistics.median(look[figure] for look in looks)
+
+    rates = [run["produced/s"] for run in runs]
+    return (
+        f"{name}: ratio {statistics.median(ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in ratios)})  "
+        f"end to end {statistics.median(rates):,.0f}/s ({' '.join(f'{rate:,.0f}' for rate in rates)})  "
+        f"simulator alone {middle(alone, 'simulator/s'):,.0f}/s  "
+        f"learner alone {middle(alone, 'learner_steps_per_s'):,.0f}/s  learner/bare {middle(alone, 'ratio'):.2f}  "
+        f"latency p50 {middle(runs, 'p50_ms'):.2f} ms p99 {middle(runs, 'p99_ms'):.2f} ms  "
+        f"lag mean {middle(runs, 'lag_mean'):.2f} max {max(run['lag_max'] for run in runs):.0f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help="a, b, a12 (default: all)")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--warm", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured of the whole, over all rounds")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=float, default=5.0)
     args = parser.parse_args()
     for name in args.cases or CASES:
-        key, areas = CASES[name]
-        case = learner_bench.CASES[key]
-        simulator = simulator_alone(areas, 5.0)
-        alone = learner_alone(case)
-        run = end_to_end(case, areas, args.warm, args.seconds)
-        smaller = min(simulator, alone["learner_steps_per_s"])
-        print(
-            f"{name}: end to end {run['produced/s']:,.0f}/s (trained {run['trained/s']:,.0f}/s)  "
-            f"simulator alone {simulator:,.0f}/s  learner alone {alone['learner_steps_per_s']:,.0f}/s  "
-            f"ratio {run['produced/s'] / smaller:.2f}  learner/bare {alone['ratio']:.2f}  "
-            f"latency p50 {run['p50_ms']:.2f} ms p99 {run['p99_ms']:.2f} ms  "
-            f"lag mean {run['lag_mean']:.2f} max {run['lag_max']:.0f}",
-            flush=True,
-        )
+        print(compare(name, args.rounds, args.warm, args.seconds), flush=True)
 
 
 if __name__ == "__main__":
