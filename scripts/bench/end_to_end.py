@@ -7,10 +7,9 @@ ratio of end-to-end to the smaller of the two; and the action latency while the 
 a: batch 64, buffer 12,000; b: batch 4,096, buffer 65,536; both 3 epochs, 64 `balance` agents in one
 simulator, 128x2, overlap, horizon 64. a12: as a, with 12 agents in the simulator.
 
-The speed of a machine may change from minute to minute by more than what is measured here, so the parts
-and the whole take turns: each round's window of the whole is compared with the mean of the parts just
-before and just after it, and the median of the rounds' ratios is printed with all of them beside it.
-Absolute figures are of this machine in these minutes.
+The speed of a machine may change within seconds by more than what is measured here. So the whole is paused
+(all its processes stopped) every few seconds, and the parts are measured in the pauses; its rate is over the
+time it ran. Absolute figures are of this machine in these minutes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,135 +52,155 @@ simulators:
 CASES = {"a": ("a", 64), "b": ("b", 64), "a12": ("a", 12)}
 
 
-def end_to_end(case: learner_bench.Case, areas: int, warm_s: float, seconds: float) -> dict[str, float]:
-    """A real run; produced and trained steps/s between two looks at its status."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "bench.yaml"
+class Whole:
+    """A real run of a case, past its first updates; paused and resumed as one."""
+
+    def __init__(self, case: learner_bench.Case, areas: int, folder: Path) -> None:
+        config = folder / "bench.yaml"
         config.write_text(CONFIG.format(batch=case.batch, buffer=case.buffer, areas=areas))
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "bench"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
-            status = Path(folder) / "bench" / "status.json"
-            _wait_for_updates(process, status, 2)
-            time.sleep(warm_s)
-            before = json.loads(status.read_text())
-            time.sleep(seconds)
-            after = json.loads(status.read_text())
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-    span = after["time_s"] - before["time_s"]
-    one, two = (look["behaviors"]["Balance"]["figures"] for look in (before, after))
-    latency = after["services"]["stepping-0"]["histograms"]["action_latency_s"]
-    return {
-        "produced/s": (two["books"]["produced"] - one["books"]["produced"]) / span,
-        "trained/s": (two["books"]["trained"] - one["books"]["trained"]) / span,
-        "p50_ms": latency["p50"] * 1e3,
-        "p99_ms": latency["p99"] * 1e3,
-        "lag_mean": two["lag_mean"],
-        "lag_max": two["lag_max"],
-    }
+        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", str(folder)]
+        self._process = psutil.Popen([*command, "--run-id", "bench"], stdout=subprocess.DEVNULL)
+        self._status = folder / "bench" / "status.json"
+        deadline = time.monotonic() + 120
+        while not self._status.exists() or self.figures()["updates"] < 2:
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise SystemExit("the run did not begin to learn within 120 s")
+            time.sleep(0.2)
+
+    def __enter__(self) -> Whole:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.resume()
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+
+    def pause(self) -> None:
+        """Stops every process of the run, where it is."""
+        for process in [self._process, *self._process.children(recursive=True)]:
+            process.suspend()
+
+    def resume(self) -> None:
+        """Lets them go on."""
+        for process in [self._process, *self._process.children(recursive=True)]:
+            process.resume()
+
+    def look(self) -> dict[str, Any]:
+        """What the monitor shows."""
+        shown: dict[str, Any] = json.loads(self._status.read_text())
+        return shown
+
+    def fresh(self) -> dict[str, Any]:
+        """What the monitor shows next."""
+        before = look = self.look()
+        while look["time_s"] == before["time_s"]:
+            time.sleep(0.01)
+            look = self.look()
+        return look
+
+    def figures(self) -> dict[str, Any]:
+        """Of the behavior."""
+        shown: dict[str, Any] = self.look()["behaviors"]["Balance"]["figures"]
+        return shown
 
 
-def _wait_for_updates(process: subprocess.Popen[bytes], status: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.5)
-        if status.exists() and json.loads(status.read_text())["behaviors"]["Balance"]["figures"]["updates"] >= count:
-            return
-    raise SystemExit("the run did not begin to learn within 120 s")
+class SimulatorAlone:
+    """A simulator whose every frame is answered at once with the same actions; call it for steps/s."""
 
+    def __init__(self, areas: int, seconds: float) -> None:
+        self._seconds, self._areas = seconds, areas
+        self._server = socket.create_server(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        command = [sys.executable, "-m", "services", "simulator", "balance", "--connect", address]
+        self._process = subprocess.Popen([*command, "--areas", str(areas)], stdout=subprocess.DEVNULL)
+        self._connection, _ = self._server.accept()
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = FrameReader()
+        self._continuous, self._discrete = np.zeros((areas, 2), np.float32), np.zeros((areas, 0), np.int32)
+        assert isinstance(self._receive(), Hello)
+        welcome = Welcome(version=VERSION, connection=1, heartbeat_s=600.0, timeout_s=3600.0)
+        self._connection.sendall(to_bytes(welcome) + to_bytes(Reset(seed=1)))
 
-def simulator_alone(areas: int, seconds: float) -> float:
-    """Agent-steps/s of a simulator whose every frame is answered at once with the same actions."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        command = [
-            sys.executable,
-            "-m",
-            "services",
-            "simulator",
-            "balance",
-            "--connect",
-            address,
-            "--areas",
-            str(areas),
-        ]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            connection, _ = server.accept()
-            with connection:
-                steps = _serve(connection, areas, seconds)
-            process.wait(10)
-    return steps / seconds
+    def __enter__(self) -> SimulatorAlone:
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        self._connection.sendall(to_bytes(Bye()))
+        self._process.wait(10)
+        self._connection.close()
+        self._server.close()
 
-def _serve(connection: socket.socket, areas: int, seconds: float) -> int:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    reader = FrameReader()
-    steps, end = 0, float("inf")
-    continuous, discrete = np.zeros((areas, 2), np.float32), np.zeros((areas, 0), np.int32)
-    while time.monotonic() < end:
-        reader.feed(connection.recv(1 << 18))
-        while (message := reader.next()) is not None:
-            if isinstance(message, Hello):
-                connection.sendall(
-                    to_bytes(Welcome(version=VERSION, connection=1, heartbeat_s=5.0, timeout_s=60.0))
-                    + to_bytes(Reset(seed=1))
-                )
-                end = time.monotonic() + seconds
-            elif isinstance(message, Step):
+    def __call__(self) -> float:
+        began, steps = time.monotonic(), 0
+        while time.monotonic() < began + self._seconds:
+            message = self._receive()
+            if isinstance(message, Step):
                 report = message.reports[0]
                 agents = report.decisions.agents if report.decisions is not None else np.empty(0, np.int64)
                 actions = BehaviorActions(
-                    behavior=report.behavior, agents=agents, continuous=continuous, discrete=discrete
+                    behavior=report.behavior, agents=agents, continuous=self._continuous, discrete=self._discrete
                 )
-                connection.sendall(to_bytes(Act(sequence=message.sequence, actions=(actions,))))
+                self._connection.sendall(to_bytes(Act(sequence=message.sequence, actions=(actions,))))
                 steps += len(agents)
-    connection.sendall(to_bytes(Bye()))
-    return steps
+        return steps / (time.monotonic() - began)
+
+    def _receive(self) -> object:
+        while (message := self._reader.next()) is None:
+            self._reader.feed(self._connection.recv(1 << 18))
+        return message
 
 
-def parts(case: learner_bench.Case, areas: int) -> dict[str, float]:
-    """Simulator and learner, each alone; the learner in a thread as in its process."""
-    found: dict[str, float] = {"simulator/s": simulator_alone(areas, 3.0)}
-    thread = threading.Thread(target=lambda: found.update(learner_bench.measure(case, updates=3)))
-    thread.start()
-    thread.join()
-    return found
-
-
-def compare(name: str, rounds: int, warm_s: float, seconds: float) -> str:
-    """One case: the parts and the whole in turn; one line."""
+def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
+    """One case, whole and parts in turn; one line."""
     key, areas = CASES[name]
     case = learner_bench.CASES[key]
-    alone, runs = [parts(case, areas)], []
-    for _ in range(rounds):
-        runs.append(end_to_end(case, areas, warm_s, seconds / rounds))
-        alone.append(parts(case, areas))
-    slower = [min(part["simulator/s"], part["learner_steps_per_s"]) for part in alone]
-    ratios = [2 * run["produced/s"] / (a + b) for run, a, b in zip(runs, slower, slower[1:], strict=False)]
-
-    def middle(looks: list[dict[str, float]], figure: str) -> float:
-        return statistics.median(look[figure] for look in looks)
-
-    rates = [run["produced/s"] for run in runs]
+    learner = learner_bench.Alone(case)
+    learner()
+    simulator_rates: list[float] = []
+    update_seconds: list[float] = []
+    paused = 0.0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Whole(case, areas, Path(folder)) as whole,
+        SimulatorAlone(areas, 0.3) as simulator,
+    ):
+        time.sleep(warm_s)
+        before = whole.fresh()
+        for turn in range(round(seconds / turn_s)):
+            time.sleep(turn_s / 2 if turn == 0 else turn_s)
+            began = time.monotonic()
+            whole.pause()
+            simulator_rates.append(simulator())
+            update_seconds.append(learner())
+            whole.resume()
+            paused += time.monotonic() - began
+        time.sleep(turn_s / 2)
+        after = whole.fresh()
+    span = after["time_s"] - before["time_s"] - paused
+    one, two = (look["behaviors"]["Balance"]["figures"] for look in (before, after))
+    produced, trained = ((two["books"][count] - one["books"][count]) / span for count in ("produced", "trained"))
+    simulator_alone = statistics.mean(simulator_rates)
+    learner_alone = case.buffer / statistics.mean(update_seconds)
+    latency = after["services"]["stepping-0"]["histograms"]["action_latency_s"]
     return (
-        f"{name}: ratio {statistics.median(ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in ratios)})  "
-        f"end to end {statistics.median(rates):,.0f}/s ({' '.join(f'{rate:,.0f}' for rate in rates)})  "
-        f"simulator alone {middle(alone, 'simulator/s'):,.0f}/s  "
-        f"learner alone {middle(alone, 'learner_steps_per_s'):,.0f}/s  learner/bare {middle(alone, 'ratio'):.2f}  "
-        f"latency p50 {middle(runs, 'p50_ms'):.2f} ms p99 {middle(runs, 'p99_ms'):.2f} ms  "
-        f"lag mean {middle(runs, 'lag_mean'):.2f} max {max(run['lag_max'] for run in runs):.0f}"
+        f"{name}: ratio {produced / min(simulator_alone, learner_alone):.2f}  "
+        f"end to end {produced:,.0f}/s (trained {trained:,.0f}/s) over {span:.0f} s  "
+        f"simulator alone {simulator_alone:,.0f}/s  learner alone {learner_alone:,.0f}/s  "
+        f"learner/bare {learner_bench.measure(case)['ratio']:.2f}  "
+        f"latency p50 {latency['p50'] * 1e3:.2f} ms p99 {latency['p99'] * 1e3:.2f} ms  "
+        f"lag mean {two['lag_mean']:.2f} max {two['lag_max']:.0f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help="a, b, a12 (default: all)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="measured of the whole, over all rounds")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="that the whole runs, measured")
+    parser.add_argument("--turn", type=float, default=2.0, help="seconds between two pauses")
     parser.add_argument("--warm", type=float, default=5.0)
     args = parser.parse_args()
     for name in args.cases or CASES:
-        print(compare(name, args.rounds, args.warm, args.seconds), flush=True)
+        print(compare(name, args.seconds, args.warm, args.turn), flush=True)
 
 
 if __name__ == "__main__":

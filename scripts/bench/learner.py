@@ -104,21 +104,30 @@ def segments_of(learner: Learner, rows: int, horizon: int, random: np.random.Gen
     )
 
 
+class Alone:
+    """The learner of a case with data in memory; call it for the seconds of one update."""
+
+    def __init__(self, case: Case) -> None:
+        torch.set_num_threads(1)
+        self._case, self._random = case, np.random.default_rng(1)
+        self._learner = Learner("Bench", SPEC, settings_of(case), seed=1)
+
+    def __call__(self) -> float:
+        record = segments_of(self._learner, self._case.buffer, self._case.horizon, self._random)
+        return _seconds(partial(_one_update, self._learner, record))
+
+
 def measure(case: Case, updates: int = 5) -> dict[str, float]:
     """Measures one case.
 
     Returns:
         learner_steps_per_s; learner_ms, bare_ms and own_ms per minibatch; ratio (learner / bare).
     """
-    torch.set_num_threads(1)
-    settings, random = settings_of(case), np.random.default_rng(1)
-    learner = Learner("Bench", SPEC, settings, seed=1)
-    minibatches = case.buffer // case.batch * case.epochs
-    bare, own = _bare(case, random), _own(case, settings, random)
+    random, minibatches = np.random.default_rng(1), case.buffer // case.batch * case.epochs
+    learner, bare, own = Alone(case), _bare(case, random), _own(case, settings_of(case), random)
     times: dict[str, list[float]] = {"learner": [], "bare": [], "own": []}
     for _ in range(updates + 1):  # taken in turn: what slows the machine down slows all three down
-        record = segments_of(learner, case.buffer, case.horizon, random)
-        times["learner"].append(_seconds(partial(_one_update, learner, record)))
+        times["learner"].append(learner())
         times["bare"].append(_seconds(bare))
         times["own"].append(_seconds(own))
     seconds = {name: statistics.median(taken[1:]) for name, taken in times.items()}
