@@ -6,9 +6,12 @@ play against each other with it.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, Self
+
+import numpy as np
 
 from pipeline.errors import Explained
 
@@ -108,6 +111,11 @@ class BehaviorSpec:
                 expected="at least one, each with a name of its own",
                 remedy="name every observation differently",
             )
+
+    @property
+    def observation_bytes(self) -> int:
+        """Of one agent's observations."""
+        return sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.observations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)

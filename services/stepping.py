@@ -21,7 +21,7 @@ from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics
 from pipeline.stepping.policies import Policies
-from pipeline.stepping.settings import GATHERED_STEPS, GATHERING_S
+from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from pipeline.stepping.simulators import House, Simulators
 from pipeline.stepping.stepper import Stepper
 
@@ -62,6 +62,7 @@ class Stepping:
         self._told: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether there were agents
         self._specs_told = 0
         self._gathered = 0  # rows that assembly has not got
+        self._gathered_bytes = 0  # of their observations
         self._filled = anyio.Event()
         self._turn = anyio.Lock(fast_acquire=True)
         for name, bounds in (
@@ -121,8 +122,10 @@ class Stepping:
                 self._context.registry.observe("batch_rows", wake.rows)
             if self.stepper.has_steps:
                 self._gathered += max(1, wake.rows)
+                self._gathered_bytes += wake.bytes
                 self._filled.set()
-            if self._gathered >= GATHERED_STEPS or not wake.acts or self.stepper.withheld:
+            full = self._gathered >= GATHERED_STEPS or self._gathered_bytes >= GATHERED_BYTES
+            if full or not wake.acts or self.stepper.withheld:
                 await self._hand_on()
             self._tell()
             self._context.waiting_for = self._waits_for()
@@ -131,15 +134,22 @@ class Stepping:
         """Sends assembly what has gathered."""
         if self.stepper.has_steps:
             batch, rows = StepBatch(source=self._context.start, parts=self.stepper.take_steps()), self._gathered
-            self._gathered = 0
+            self._gathered = self._gathered_bytes = 0
             self._context.waiting_for = "credit for steps"
             await self._sender.put(batch, rows)
 
     async def hand_on_in_time(self) -> None:
-        """Sends what has gathered at the latest after a moment, however little it is."""
+        """Sends what has gathered at the latest after a moment, however little it is.
+
+        A message costs the services a millisecond, whatever is in it; a learner with a small buffer waits
+        for each of its steps.
+        """
+        much = min(map(_share_of_update, self._buffers.values()))
         while True:
             await self._filled.wait()
             await anyio.sleep(GATHERING_S)
+            if self._gathered < much:
+                await anyio.sleep(GATHERING_MOST_S - GATHERING_S)
             self._filled = anyio.Event()
             async with self._turn:
                 await self._hand_on()
@@ -149,7 +159,7 @@ class Stepping:
         for name, behavior in self.stepper.behaviors.items():
             steps, populated = self._told.get(name, (-1, None))
             fresh = behavior.produced - steps
-            quantum = 2**62 if self._lockstep else max(1, self._buffers[name] // 16)
+            quantum = 2**62 if self._lockstep else _share_of_update(self._buffers[name])
             if (
                 fresh >= quantum
                 or (fresh > 0 and behavior.remaining <= 0)
@@ -205,6 +215,11 @@ class Stepping:
         if not self.stepper.connections:
             return "simulators"
         return "a permit or weights" if self.stepper.withheld else "frames"
+
+
+def _share_of_update(buffer_size: int) -> int:
+    """Steps that others should hear of soon."""
+    return max(1, buffer_size // 16)
 
 
 def _nothing(behavior: str) -> BehaviorSteps:

@@ -37,6 +37,7 @@ class Behavior:
         produced: completed steps.
         running: actions whose outcome has not come, of simulators that are not waiting for us.
         permit: how far this process may go.
+        row_bytes: of one agent's observations.
     """
 
     spec: BehaviorSpec
@@ -44,6 +45,10 @@ class Behavior:
     produced: int = 0
     running: int = 0
     permit: Permit = field(default_factory=lambda: Permit(serial=0, allowance=0))
+    row_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row_bytes = self.spec.observation_bytes
 
     @property
     def remaining(self) -> int:

@@ -8,10 +8,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-GATHERED_STEPS: Final = 1024
-"""Steps that are worth a message to assembly."""
+GATHERED_STEPS: Final = 4096
+"""Steps that are sent to assembly at once."""
+GATHERED_BYTES: Final = 4 * 2**20
+"""Bytes of observations that are sent at once, however few steps they are."""
 GATHERING_S: Final = 0.01
-"""How long fewer steps than that wait for more."""
+"""How long steps wait for more, where they are much of an update already."""
+GATHERING_MOST_S: Final = 0.04
+"""How long they wait otherwise."""
 
 
 class SteppingSettings(BaseModel):

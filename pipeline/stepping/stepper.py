@@ -33,10 +33,12 @@ class Wake:
     Attributes:
         acts: answers: connection key, record, time of the frame's arrival, seconds withheld.
         rows: rows acted for.
+        bytes: of their observations.
     """
 
     acts: list[tuple[int, Act, float, float]] = field(default_factory=list)
     rows: int = 0
+    bytes: int = 0
 
 
 class Stepper:
@@ -309,6 +311,7 @@ class Stepper:
                 answers.setdefault(key, []).append(answer(arrival, choice.chosen, rows))
                 at = rows.stop
             out.rows += at
+            out.bytes += at * self.behaviors[name].row_bytes
         return answers
 
     def _tell_again(self) -> None:
