@@ -207,16 +207,15 @@ def usable_cores() -> tuple[int, ...]:
 def cores_beside_learners(
     settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """The cores that each service but the learners keeps to, so that a learner's is not shared with its suppliers.
+    """The cores that each service between stepping and learners keeps to, and each that only looks on.
 
-    They wake each other some thousand times a second: on one core that costs half of what it costs across two,
-    and a learner that is not pushed aside trains a tenth faster. None where too few would be left for them.
+    Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
+    for, may go wherever there is room. None where the learners have a thread for every core.
     """
-    pipeline, threads = settings.pipeline, settings.pipeline.torch_threads
-    rest = tuple(usable[threads.learning * len(settings.behaviors) :])
-    if not pipeline.leave_cores_to_learners or len(rest) < threads.stepping * pipeline.stepping_processes:
+    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(settings.behaviors) :])
+    if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
-    return {plan.name: rest for plan in plans if not plan.name.startswith("learning-")}
+    return {plan.name: rest for plan in plans if plan.niceness > 0}
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:

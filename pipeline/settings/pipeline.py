@@ -66,8 +66,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stall_timeout_s: seconds without progress after which a service is reported as stalled.
         restarts: of services that failed.
         torch_threads: in each process.
-        leave_cores_to_learners: all services but the learners keep off as many processor cores as the learners
-            have threads, where enough are left for them (Linux). Learners and simulators may run on all.
+        leave_cores_to_learners: assembly, coordination and monitor keep off as many processor cores as the learners
+            have threads, where any are left (Linux). Stepping, learners and simulators may run on all.
         stop_timeout_s: seconds a service has to stop in order.
     """
 
