@@ -41,8 +41,9 @@ def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
     Raises:
         RemoteProtocolError: with the first such id.
     """
-    ids, counts = np.unique(agents, return_counts=True)
-    if len(ids) != len(agents):
+    ordered = np.sort(agents)  # np.unique alone would say it too, in five times the time
+    if np.count_nonzero(ordered[1:] == ordered[:-1]):
+        ids, counts = np.unique(agents, return_counts=True)
         raise RemoteProtocolError(
             "duplicate_agent",
             got=f"agent {ids[counts > 1][0]} in {counts.max()} rows of {what} of {behavior}",
