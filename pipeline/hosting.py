@@ -145,7 +145,9 @@ class ProcessHost:
                 stderr=errors,
                 env={**os.environ, **environment, PIPE_VARIABLE: str(self._reader)},
                 pass_fds=(self._reader,),
-                start_new_session=True,  # Ctrl-C is for the supervisor, which stops the others in order
+                # A group of its own: Ctrl-C is for the supervisor, which stops the others in order. The session stays
+                # the same, because Linux compares niceness only within one (sched_autogroup).
+                process_group=0,
             )
         return Process(process, path)
 
