@@ -256,6 +256,7 @@ async def run(context: Context) -> None:
         spec, versions = await _wait_for_spec(context, coordination, name)
         behavior = context.run.settings.behaviors[name]
         learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
+        context.log.info("networks", **learner.sizes)
         learning = Learning(context, learner, board, policies, receiver)
         await learning.begin(versions)
         await learning.loop()

@@ -75,6 +75,19 @@ class Learner:
         return self.trained >= self.settings.max_steps
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """What the networks are made of, for the log: features of the body, and parameters of actor and critic."""
+        actor, critic = self._ppo.actor, self._ppo.critic
+        return {
+            "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
+            "features": actor.encoder.size,
+            "hidden_units": self.settings.network_settings.hidden_units,
+            "num_layers": self.settings.network_settings.num_layers,
+            "actor_parameters": sum(parameter.numel() for parameter in actor.parameters()),
+            "critic_parameters": sum(parameter.numel() for parameter in critic.parameters()),
+        }
+
+    @property
     def weights_sha256(self) -> str:
         """Hash of the present weights of actor and critic: equal for equal weights only."""
         return weights_sha256(to_arrays(self._networks))

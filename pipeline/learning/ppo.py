@@ -20,6 +20,7 @@ B rows of a minibatch, R rows of the batch, F features, C continuous actions, D 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,10 +37,14 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.networks import distributions
 from pipeline.networks.actor import Actor
 from pipeline.networks.critic import Critic
+from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
 _ROWS_AT_ONCE = 1024
+_BYTES_AT_ONCE = 4 * 2**20
+_WIDE = 4096
+"""Bytes of a row from which a column is shuffled a minibatch at a time, instead of all of it at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +72,7 @@ class Rows(NamedTuple):
     """Columns that a minibatch is made of.
 
     Attributes:
-        inputs: [B, F] prepared observations.
+        inputs: prepared observations, [B, F] of the vectors first.
         continuous: [B, C] raw samples.
         discrete: [B, D] int64 choices.
         masks: [B, choices of all branches] True = forbidden; None where nothing was.
@@ -78,7 +83,7 @@ class Rows(NamedTuple):
         values: [B, S] before the update.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     continuous: Tensor
     discrete: Tensor
     masks: Tensor | None
@@ -128,15 +133,15 @@ class PPO:
         """
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
         self.optimizer.param_groups[0]["lr"] = coefficients.learning_rate
-        joined_RF = self.actor.encoder.join(batch.observations)
-        rows = self._rows(batch, self.actor.encoder.prepare(joined_RF), coefficients.epsilon)
+        joined = self.actor.encoder.join(batch.observations)
+        rows = self._rows(batch, self.actor.encoder.prepare(joined), coefficients.epsilon)
         size = min(hyper.batch_size, batch.steps)
         done = [
             self._step(minibatch, coefficients)
             for _ in range(hyper.num_epoch)
             for minibatch in _minibatches(rows, size, self.generator)
         ]
-        self.actor.encoder.update(joined_RF)
+        self.actor.encoder.update(joined)
         taken = [step for step in done if step is not None]
         return UpdateReport(
             statistics=self._statistics(taken, coefficients, rows),
@@ -147,11 +152,11 @@ class PPO:
             group_rewards=bool(batch.group_rewards.any()),
         )
 
-    def _rows(self, batch: Batch, inputs_RF: Tensor, epsilon: float) -> Rows:
+    def _rows(self, batch: Batch, inputs: Inputs, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
-        next_SF = self.actor.encoder.prepare(self.actor.encoder.join(batch.next_observations))
-        values = self._values(inputs_RF)
-        next_values = self._values(next_SF)
+        following = self.actor.encoder.prepare(self.actor.encoder.join(batch.next_observations))
+        values = self._values(inputs)
+        next_values = self._values(following)
         next_values[batch.terminated] = 0.0
         estimates = np.stack(
             [
@@ -169,7 +174,7 @@ class PPO:
         )
         advantage_R = torch.from_numpy(returns.normalized(estimates.mean(1)))
         return Rows(
-            inputs=inputs_RF,
+            inputs=inputs,
             continuous=torch.from_numpy(batch.continuous),
             discrete=torch.from_numpy(batch.discrete).long(),
             masks=None if batch.masks is None else torch.from_numpy(batch.masks),
@@ -181,11 +186,12 @@ class PPO:
         )
 
     @torch.no_grad()
-    def _values(self, inputs_RF: Tensor) -> NDArray[np.float32]:
+    def _values(self, inputs: Inputs) -> NDArray[np.float32]:
         """[R, S], some rows at a time: they stay in the processor's cache."""
-        values_RS: NDArray[np.float32] = torch.cat(
-            [self.critic(rows) for rows in torch.split(inputs_RF, _ROWS_AT_ONCE)]
-        ).numpy()
+        widest = max(map(_row_bytes, inputs))
+        size = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, widest)))
+        parts = zip(*(torch.split(column, size) for column in inputs), strict=True)
+        values_RS: NDArray[np.float32] = torch.cat([self.critic(rows) for rows in parts]).numpy()
         return values_RS
 
     def _step(self, rows: Rows, coefficients: Coefficients) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -235,14 +241,22 @@ class PPO:
         return statistics
 
 
-def _minibatches(rows: Rows, size: int, generator: torch.Generator) -> list[Rows]:
-    """The rows in a random order, `size` at a time; what is left over is left out.
+def _minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[Rows]:
+    """The rows in a random order, `size` at a time; what is left over is left out."""
+    steps = len(rows.log_prob)
+    count = steps // size
+    order_R = torch.randperm(steps, generator=generator)[: count * size]
+    inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
+    others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
+    return (Rows(*parts) for parts in zip(inputs, *others, strict=True))
 
-    One gather per column and epoch; a minibatch is a view of its result.
-    """
-    count = len(rows.inputs) // size
-    order_R = torch.randperm(len(rows.inputs), generator=generator)[: count * size]
-    columns = (
-        [None] * count if column is None else torch.split(column.index_select(0, order_R), size) for column in rows
-    )
-    return [Rows(*parts) for parts in zip(*columns, strict=True)]
+
+def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
+    """A column in another order, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
+    if _row_bytes(column) < _WIDE:
+        return torch.split(column.index_select(0, order_R), size)
+    return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))
+
+
+def _row_bytes(column: Tensor) -> int:
+    return math.prod(column.shape[1:]) * column.element_size()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.learning.buffer import Batch
 from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.encoders import Unsupported
+from pipeline.networks.limits import Unsupported
 
 
 def rewards(signal: str, strength: float, batch: Batch) -> NDArray[np.float32]:

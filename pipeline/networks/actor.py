@@ -1,4 +1,3 @@
-# ruff: noqa: N803 (names end in their shape)
 """The actor: from observations to actions.
 
 B rows, F features, C continuous actions, D branches, K choices of all branches, H = C + K.
@@ -7,7 +6,7 @@ B rows, F features, C continuous actions, D branches, K choices of all branches,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.networks import distributions
-from pipeline.networks.encoders import Encode, VectorEncoder
-from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.encoders import Encode, Encoder, Inputs
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
 
@@ -44,20 +42,21 @@ class Actor(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        self.spec = spec
         self.actions = spec.actions
-        self.encoder = VectorEncoder(spec, settings)
+        source = generator or torch.Generator()
+        self.encoder = Encoder(spec, settings, source)
         gains = [MEAN_GAIN] * spec.actions.continuous + [LOGIT_GAIN] * spec.actions.mask_size
-        units = [settings.hidden_units] * settings.num_layers
-        self.body = Perceptron(self.encoder.size, units, gains, generator or torch.Generator())
+        self.body = self.encoder.body(settings, gains, source)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
-    def forward(self, prepared_BF: Tensor) -> Tensor:
+    def forward(self, prepared: Inputs) -> Tensor:
         """Means and logits, [B, H], of observations that `encoder.prepare` has seen."""
-        return self.body(self.encoder(prepared_BF))  # type: ignore[no-any-return]
+        return self.body(self.encoder(prepared))  # type: ignore[no-any-return]
 
     def act(
         self,
-        observations: Sequence[NDArray[np.float32]],
+        observations: Sequence[NDArray[Any]],
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
@@ -88,7 +87,7 @@ class Acting:
 
     def act(
         self,
-        observations: Sequence[NDArray[np.float32]],
+        observations: Sequence[NDArray[Any]],
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
@@ -96,7 +95,7 @@ class Acting:
         """Chooses an action per row.
 
         Args:
-            observations: one [B, size] per observation of the spec.
+            observations: one [B, *shape] per observation of the spec.
             masks: [B, K] True = forbidden; None allows everything.
             generator: random source.
             deterministic: take the most likely action.

@@ -1,4 +1,3 @@
-# ruff: noqa: N803 (names end in their shape)
 """The critic: from observations to the value of each reward signal.
 
 B rows, F features, S reward signals.
@@ -9,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.encoders import VectorEncoder
-from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.encoders import Encoder, Inputs
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
 
@@ -35,10 +33,9 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = signals
-        self.encoder = VectorEncoder(spec, settings.model_copy(update={"normalize": False}))
-        units = [settings.hidden_units] * settings.num_layers
-        self.body = Perceptron(self.encoder.size, units, [1.0] * len(signals), generator)
+        self.encoder = Encoder(spec, settings.model_copy(update={"normalize": False}), generator)
+        self.body = self.encoder.body(settings, [1.0] * len(signals), generator)
 
-    def forward(self, prepared_BF: Tensor) -> Tensor:
+    def forward(self, prepared: Inputs) -> Tensor:
         """Values, [B, S], of observations that the actor's encoder has prepared."""
-        return self.body(self.encoder(prepared_BF))  # type: ignore[no-any-return]
+        return self.body(self.encoder(prepared))  # type: ignore[no-any-return]

@@ -1,100 +1,143 @@
-# ruff: noqa: N803 (names end in their shape)
-"""From the observations of a behavior to the input of a body: one encoder per kind.
+"""From the observations of a behavior to the input of a body: an encoder per kind, side by side.
 
-An encoder has two parts. `prepare` is what no gradient flows through (normalisation, joining): a
+An encoder has two parts. `prepare` is what no gradient flows through (joining, normalisation): a
 learner calls it once per update for all rows. `forward` is what trains, called per minibatch.
-Vectors and goals are joined into one row of features and have no trained part. `frozen` is both
-parts in one plain function, for acting with weights that do not change.
+Vectors are joined into one row of features and have no trained part; images, entities and goals
+travel beside it as they came. `frozen` is both parts in one plain function, for acting with weights
+that do not change.
 
 B rows, F features.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.errors import Explained, SettingsError
+from pipeline.networks.entities import EntityEncoder
+from pipeline.networks.goals import Conditioned
+from pipeline.networks.images import ImageEncoder
+from pipeline.networks.limits import refuse_unsupported
 from pipeline.networks.normalizer import Normalizer
+from pipeline.networks.perceptron import Perceptron
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
 
-Encode = Callable[[Sequence[NDArray[np.float32]]], Tensor]
-"""From one [B, size] array per observation to the input of a body, [B, F]."""
+Inputs = tuple[Tensor, ...]
+"""[B, F] of all vectors, then one tensor for each other observation in the order of the spec."""
+
+Encode = Callable[[Sequence[NDArray[Any]]], Tensor]
+"""From one [B, *shape] array per observation to the input of a body, [B, F]."""
 
 
-class Unsupported(Explained, SettingsError):
-    """Something that the settings or a behavior's spec ask for and that can not be built."""
+class Encoder(nn.Module):
+    """All observations of a behavior.
 
-
-class VectorEncoder(nn.Module):
-    """Joins vector and goal observations and normalises them where the settings say so.
+    Features are, in this order: vectors (normalised where the settings say so), `hidden_units` for each image,
+    as many for all lists of entities together, and goals. Goals count as vectors unless they condition the body.
 
     Args:
         spec: of the behavior.
         settings: of the network.
+        generator: random source of the initial weights; may be left out where weights are loaded anyway.
 
     Raises:
-        Unsupported: an observation or a setting that this encoder can not serve.
+        Unsupported: an observation or a setting that no encoder can be built for.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
         super().__init__()
         refuse_unsupported(spec, settings)
-        self.size = sum(observation.shape[0] for observation in spec.observations)
-        self.normalizer = Normalizer(self.size) if settings.normalize else None
+        vectors = {"vector", "goal"} if settings.goal_conditioning_type == "none" else {"vector"}
+        self._vectors = [at for at, one in enumerate(spec.observations) if one.kind in vectors]
+        others = [(at, one) for at, one in enumerate(spec.observations) if at not in self._vectors]
+        self._others = [at for at, _ in others]
+        self._images, self._entities, self._goals = (
+            [place for place, (_, one) in enumerate(others, 1) if one.kind == kind]
+            for kind in ("image", "entities", "goal")
+        )
+        size = sum(spec.observations[at].shape[0] for at in self._vectors)
+        self.normalizer = Normalizer(size) if settings.normalize and size else None
+        units = settings.hidden_units
+        self.images = nn.ModuleList(
+            ImageEncoder(one.shape, settings.vis_encode_type, units, generator)
+            for _, one in others
+            if one.kind == "image"
+        )
+        size += units * len(self._images)
+        self.entities = None
+        if self._entities:
+            shapes = tuple(one.shape[1] for _, one in others if one.kind == "entities")
+            self.entities = EntityEncoder(shapes, size, units, generator)
+            size += units
+        self.goal = sum(one.shape[0] for _, one in others if one.kind == "goal")
+        self.size = size + self.goal
 
-    def join(self, observations: Sequence[NDArray[np.float32]]) -> Tensor:
-        """One [B, F] tensor of one [B, size] array per observation; always a copy."""
-        return torch.from_numpy(np.concatenate(observations, axis=1))
+    @property
+    def plain(self) -> bool:
+        """Whether there are only vectors, and so nothing to train."""
+        return not self._others
 
-    def prepare(self, joined_BF: Tensor) -> Tensor:
-        """The part without gradient, [B, F]."""
-        return joined_BF if self.normalizer is None else self.normalizer(joined_BF)
+    def join(self, observations: Sequence[NDArray[Any]]) -> Inputs:
+        """Tensors of one [B, *shape] array per observation; of the vectors always a copy."""
+        if self.plain:
+            return (torch.from_numpy(np.concatenate(observations, axis=1)),)
+        vectors = [observations[at] for at in self._vectors]
+        joined = np.concatenate(vectors, axis=1) if vectors else np.empty((len(observations[0]), 0), np.float32)
+        others = (np.require(observations[at], requirements=["C", "W"]) for at in self._others)
+        return (torch.from_numpy(joined), *map(torch.from_numpy, others))
 
-    def update(self, joined_BF: Tensor) -> None:
+    def prepare(self, joined: Inputs) -> Inputs:
+        """The part without gradient."""
+        return joined if self.normalizer is None else (self.normalizer(joined[0]), *joined[1:])
+
+    def update(self, joined: Inputs) -> None:
         """Takes rows into the running statistics; after an update's last minibatch, never during it."""
         if self.normalizer is not None:
-            self.normalizer.update(joined_BF)
+            self.normalizer.update(joined[0])
 
-    def forward(self, prepared_BF: Tensor) -> Tensor:
+    def forward(self, prepared: Inputs) -> Tensor:
         """The trained part, [B, F]: nothing for vectors."""
-        return prepared_BF
+        if self.plain:
+            return prepared[0]
+        features = [prepared[0]]
+        features += [encode(prepared[at]) for encode, at in zip(self.images, self._images, strict=True)]
+        if self.entities is not None:
+            features.append(self.entities([prepared[at] for at in self._entities], torch.cat(features, 1)))
+        features += [prepared[at] for at in self._goals]
+        return torch.cat(features, 1)
 
     def frozen(self) -> Encode:
         """`join`, `prepare` and `forward` as one plain function, of a copy of the present weights."""
+        if not self.plain:
+            encoder = copy.deepcopy(self).requires_grad_(False)
+            return lambda observations: encoder(encoder.prepare(encoder.join(observations)))
         if self.normalizer is None:
-            return self.join
-        join, normalize = self.join, self.normalizer.frozen()
-        return lambda observations: normalize(join(observations))
+            return _joined
+        normalize = self.normalizer.frozen()
+        return lambda observations: normalize(_joined(observations))
+
+    def body(
+        self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator
+    ) -> Perceptron | Conditioned:
+        """The body that reads these features, with its outputs.
+
+        Args:
+            settings: of the network.
+            output_gains: factors on the initial weights of each output.
+            generator: random source of the initial weights.
+        """
+        units = [settings.hidden_units] * settings.num_layers
+        if self.goal:
+            return Conditioned(self.size - self.goal, self.goal, units, output_gains, generator)
+        return Perceptron(self.size, units, output_gains, generator)
 
 
-def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
-    """Says what of a spec and of settings no network can be built for.
-
-    Raises:
-        Unsupported: there is such a thing.
-    """
-    for observation in spec.observations:
-        if observation.kind not in ("vector", "goal"):
-            raise Unsupported(
-                got=f"observation {observation.name!r} of kind {observation.kind!r}",
-                expected="vector and goal observations only",
-                remedy="send it as a vector, or leave it out of the behavior's spec",
-            )
-        if observation.kind == "goal" and settings.goal_conditioning_type == "hyper":
-            raise Unsupported(
-                got=f"goal observation {observation.name!r} with goal_conditioning_type 'hyper'",
-                expected="goal_conditioning_type 'none', which joins goals with the vectors",
-                remedy="set network_settings.goal_conditioning_type to none",
-            )
-    if settings.memory is not None:
-        raise Unsupported(
-            got="network_settings.memory",
-            expected="a network without memory",
-            remedy="remove memory, and stack past observations in the simulator if the task needs them",
-        )
+def _joined(observations: Sequence[NDArray[Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(observations, axis=1))

@@ -104,6 +104,8 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
             )
         if wanted.dtype == "float32":
             _check_finite(behavior, f"{what}.observations[{wanted.name!r}]", column, rows.agents)
+            if wanted.kind == "image":
+                _check_light(behavior, f"{what}.observations[{wanted.name!r}]", column, rows.agents)
 
 
 def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
@@ -119,6 +121,19 @@ def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArr
             expected="finite numbers",
             remedy="find where the simulator divides by zero or overflows",
         )
+
+
+def _check_light(behavior: str, field: str, image: NDArray[Any], agents: NDArray[np.int64]) -> None:
+    if not image.size or (image.min() >= 0 and image.max() <= 1):
+        return
+    flat = image.reshape(len(agents), -1)
+    row = int(np.flatnonzero((flat.min(axis=1) < 0) | (flat.max(axis=1) > 1))[0])
+    raise RemoteProtocolError(
+        "image",
+        got=f"values from {flat[row].min():g} to {flat[row].max():g} in {field} of {behavior}, agent {agents[row]}",
+        expected="0 (dark) to 1 (bright)",
+        remedy="divide bytes by 255, or send them as uint8, which takes a quarter of the space",
+    )
 
 
 def _check_masks(behavior: str, decisions: Decisions, spec: BehaviorSpec) -> None:

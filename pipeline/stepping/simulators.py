@@ -5,7 +5,7 @@ What they report goes to the stepper; what they did wrong is told to them alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from pipeline.messages.simulator import (
     Welcome,
 )
 from pipeline.metrics import Registry
+from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.outgoing import Outgoing
 from pipeline.stepping.settings import SteppingSettings
@@ -75,7 +76,7 @@ class House:
 
     Attributes:
         settings: times.
-        behaviors: names that the configuration knows.
+        behaviors: settings by name (anything with `network_settings`).
         parameters: of every Reset.
         seed: of the run; each simulator gets one of its own from it.
         clock: seconds, only rising.
@@ -86,7 +87,7 @@ class House:
     """
 
     settings: SteppingSettings
-    behaviors: Collection[str]
+    behaviors: Mapping[str, Any]
     parameters: Mapping[str, float]
     seed: int
     clock: Callable[[], float]
@@ -253,14 +254,20 @@ class Simulators:
 
     def _check_known(self, behaviors: Mapping[str, BehaviorSpec]) -> None:
         known = self._house.behaviors
-        for text in behaviors:
-            if BehaviorId.parse(text).name not in known:
+        for text, spec in behaviors.items():
+            name = BehaviorId.parse(text).name
+            if name not in known:
                 raise RemoteProtocolError(
                     "unknown_behavior",
                     got=f"behavior {text!r}",
                     expected=f"one of {sorted(known)}",
                     remedy="add it under `behaviors` of the configuration, or correct the name in the simulator",
                 )
+            try:
+                refuse_unsupported(spec, known[name].network_settings)
+            except Unsupported as error:
+                got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
+                raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
     def _compare(self, peer: Peer, counts: Mapping[str, int], log: Any) -> None:
         """Holds the simulator's own count against ours."""

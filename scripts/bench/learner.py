@@ -153,7 +153,7 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
 
     def run() -> None:
         for _ in range(case.epochs):
-            for inputs in minibatches:
+            for inputs in zip(minibatches, strict=True):
                 outputs = (ppo.actor(inputs), ppo.actor.log_sigma, ppo.critic(inputs))
                 ppo.parameters.backward(outputs, gradients)
                 ppo.optimizer.step()

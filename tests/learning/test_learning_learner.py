@@ -19,7 +19,7 @@ from pipeline.learning.settings import (
     TrainerSettings,
 )
 from pipeline.messages.service import Episodes
-from pipeline.networks.encoders import Unsupported
+from pipeline.networks.limits import Unsupported
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 

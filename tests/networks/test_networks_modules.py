@@ -15,7 +15,7 @@ from pipeline.messages.service import PolicyWeights
 from pipeline.networks import distributions
 from pipeline.networks.actor import Actor, to_environment
 from pipeline.networks.critic import Critic
-from pipeline.networks.encoders import Unsupported
+from pipeline.networks.limits import Unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
 from pipeline.networks.settings import MemorySettings, NetworkSettings
@@ -153,7 +153,7 @@ def test_a_frozen_actor_means_what_the_learner_will_recompute(network):
     """Continuous and discrete actions, masks, and statistics that are not those of the start."""
     actor, masks = Actor(SPEC, network, seeded()), np.zeros((64, 3), np.bool_)
     masks[::2, 2] = True
-    actor.encoder.update(actor.encoder.join(observed(50, seed=1)) * 3 + 1)
+    actor.encoder.update((actor.encoder.join(observed(50, seed=1))[0] * 3 + 1,))
     continuous, discrete, log_probs = actor.frozen().act(observed(64), masks, seeded(2))
     with torch.no_grad():
         head = actor(actor.encoder.prepare(actor.encoder.join(observed(64))))
@@ -174,7 +174,7 @@ def test_a_frozen_actor_stays_as_it_was_while_the_actor_learns():
     actor = Actor(SPEC, SMALL, seeded())
     frozen = actor.frozen()
     before = frozen.act(observed(), None, seeded(3))
-    actor.encoder.update(actor.encoder.join(observed(50, seed=1)) * 3 + 1)
+    actor.encoder.update((actor.encoder.join(observed(50, seed=1))[0] * 3 + 1,))
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter += 0.5
@@ -186,7 +186,7 @@ def test_a_frozen_actor_stays_as_it_was_while_the_actor_learns():
 
 def test_a_new_policy_is_close_to_the_middle_and_sigma_starts_at_1():
     actor = Actor(SPEC, NetworkSettings(), seeded())
-    head = actor(torch.randn(500, 5, generator=seeded(1)))
+    head = actor((torch.randn(500, 5, generator=seeded(1)),))
     assert head.abs().mean() < 0.3
     assert actor.log_sigma.tolist() == [0, 0]
 
@@ -198,15 +198,15 @@ def test_actions_for_the_simulator_are_clipped_to_3_and_divided_by_3():
 
 def test_a_critic_gives_a_value_per_signal():
     critic = Critic(SPEC, SMALL, ("extrinsic", "other"), seeded())
-    assert critic(torch.zeros(4, 5)).shape == (4, 2)
+    assert critic((torch.zeros(4, 5),)).shape == (4, 2)
     assert not [name for name in to_arrays(critic) if "normalizer" in name], "statistics are the actor's"
 
 
 @pytest.mark.parametrize(
     ("observation", "network", "named"),
     [
-        (ObservationSpec(name="eye", shape=(3, 8, 8), kind="image"), SMALL, "'eye'"),
-        (ObservationSpec(name="others", shape=(4, 2), kind="entities"), SMALL, "'others'"),
+        (ObservationSpec(name="eye", shape=(3, 8, 19), kind="image"), SMALL, "'eye' of 8 x 19"),
+        (ObservationSpec(name="others", shape=(4, 2), kind="entities"), NetworkSettings(hidden_units=30), "'others'"),
         (ObservationSpec(name="aim", shape=(2,), kind="goal"), SMALL, "goal_conditioning_type"),
         (ObservationSpec(name="a", shape=(2,)), NetworkSettings(memory=MemorySettings()), "memory"),
     ],
@@ -224,7 +224,7 @@ def test_goals_are_joined_with_the_vectors():
         actions=ActionSpec(continuous=1),
     )
     actor = Actor(spec, NetworkSettings(goal_conditioning_type="none"), seeded())
-    joined = actor.encoder.join((np.float32([[1, 2]]), np.float32([[3, 4, 5]])))
+    (joined,) = actor.encoder.join((np.float32([[1, 2]]), np.float32([[3, 4, 5]])))
     assert joined.tolist() == [[1, 2, 3, 4, 5]]
 
 
@@ -233,7 +233,7 @@ def test_goals_are_joined_with_the_vectors():
 
 def test_weights_travel_as_arrays_normaliser_included():
     one, other = Actor(SPEC, SMALL, seeded(1)), Actor(SPEC, SMALL)
-    one.encoder.update(torch.randn(9, 5, generator=seeded(2)))
+    one.encoder.update((torch.randn(9, 5, generator=seeded(2)),))
     arrays = to_arrays(one)
     load_arrays(other, arrays)
     assert {"encoder.normalizer.mean", "encoder.normalizer.count", "log_sigma"} <= arrays.keys()

@@ -49,6 +49,11 @@ def other_spec() -> dict[str, BehaviorSpec]:
     return {"Goal?team=0": BehaviorSpec(observations=(seen,), actions=ActionSpec(continuous=1))}
 
 
+def small_image() -> dict[str, BehaviorSpec]:
+    seen = ObservationSpec(name="eye", shape=(3, 19, 40), kind="image")
+    return {"Goal?team=0": BehaviorSpec(observations=(seen,), actions=ActionSpec(continuous=1))}
+
+
 STRANGERS: dict[str, tuple[bytes, bytes, str]] = {
     "garbage": (struct.pack("<II", 64, 40) + bytes(range(56)), b"", "malformed"),
     "ten gigabytes": (struct.pack("<II", 2**32 - 8, 100), b"", "too_large"),
@@ -60,6 +65,7 @@ STRANGERS: dict[str, tuple[bytes, bytes, str]] = {
         "unknown_behavior",
     ),
     "another spec": (to_bytes(Hello(version=1, name="x", behaviors=other_spec())), b"", "specs"),
+    "an image that is too small": (to_bytes(Hello(version=1, name="x", behaviors=small_image())), b"", "specs"),
     "a step before hello": (step(), b"", "unexpected_message"),
     "an act of its own": (HELLO, to_bytes(Act(sequence=0, actions=())), "unexpected_message"),
     "duplicate agents": (HELLO, step(agents=np.array([1, 1])), "duplicate_agent"),

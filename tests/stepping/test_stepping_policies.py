@@ -24,7 +24,7 @@ OBSERVATIONS = (np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3),)
 def weights(version):
     """Weights that differ between versions in every array, statistics and sigma included."""
     actor = Actor(SPEC, SMALL, torch.Generator().manual_seed(version))
-    actor.encoder.update(torch.full((5, 3), float(version)))
+    actor.encoder.update((torch.full((5, 3), float(version)),))
     with torch.no_grad():
         actor.log_sigma.fill_(-version / 4)
     return PolicyWeights(behavior="Test", version=version, arrays=to_arrays(actor))

@@ -1,0 +1,68 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Encoder of lists of entities: any number up to a largest, in any order.
+
+B rows, N most entities, E features of an entity, S features of the agent itself, U units, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.networks.images import draw
+from pipeline.networks.limits import HEADS
+
+
+class EntityEncoder(nn.Module):
+    """Several lists of entities to features, whatever the order and the number of entities.
+
+    Each entity is embedded together with the agent's own features; then all entities of all lists attend to each
+    other (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) beside the identity, as in Baker et al. 2019 (arXiv
+    1909.07528), and their mean is the result. A row of zeros is padding: it is neither attended to nor averaged.
+    Without any entity the result is 0.
+
+    Args:
+        sizes: E of each list.
+        own: S.
+        units: U, a multiple of 4.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], own: int, units: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Linear(size + own, units) for size in sizes)
+        self.before = nn.LayerNorm(units)
+        self.project = nn.Linear(units, 3 * units)
+        self.merge = nn.Linear(units, units)
+        self.after = nn.LayerNorm(units)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                draw(module, 1.0, generator)
+
+    def forward(self, lists: list[Tensor], own_BS: Tensor) -> Tensor:
+        """Features, [B, U].
+
+        Args:
+            lists: one [B, N, E] per list.
+            own_BS: of the agent itself.
+        """
+        embedded_BNU = torch.cat(
+            [
+                embed(torch.cat([one_BNE, own_BS.unsqueeze(1).expand(-1, one_BNE.shape[1], -1)], 2))
+                for embed, one_BNE in zip(self.embeddings, lists, strict=True)
+            ],
+            1,
+        )
+        here_BN = torch.cat([one_BNE.any(2) for one_BNE in lists], 1)
+        inputs_BNU = self.before(embedded_BNU)
+        parts = self.project(inputs_BNU).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        # Where nobody is there, all are attended to: a softmax over nothing is not a number. The mean leaves them out.
+        seen_B1N = (here_BN | ~here_BN.any(1, keepdim=True)).unsqueeze(1)
+        attended_BHNu = scaled_dot_product_attention(
+            parts[0], parts[1], parts[2], attn_mask=seen_B1N.unsqueeze(1).expand(-1, -1, here_BN.shape[1], -1)
+        )
+        result_BNU = self.after(inputs_BNU + self.merge(attended_BHNu.transpose(1, 2).flatten(2)))
+        weights_BN = here_BN.to(result_BNU.dtype)
+        weights_BN = weights_BN / weights_BN.sum(1, keepdim=True).clamp(min=1)
+        return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)

@@ -1,0 +1,82 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""A body whose last hidden layer is made from the goal.
+
+B rows, F features, G features of the goal, U units, O outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from pipeline.networks.images import draw
+
+
+class Conditioned(nn.Module):
+    """Layers of SiLU units, of which a hypernetwork (Ha et al. 2016, arXiv 1609.09106) of the goal makes the last.
+
+    Another goal is another network then, not another input of the same; ML-Agents does so too.
+
+    Args:
+        features: F.
+        goal: G, the last inputs of each row.
+        units: U of each hidden layer, in order.
+        output_gains: O factors on the initial weights of each output.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(
+        self, features: int, goal: int, units: Sequence[int], output_gains: Sequence[float], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self._goal = goal
+        sizes = [features, *units]
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes[:-1]))
+        self.hyper = _Hyper(sizes[-2], sizes[-1], goal, generator)
+        self.head = nn.Linear(sizes[-1], len(output_gains))
+        for layer in (*self.layers, self.head):
+            assert isinstance(layer, nn.Linear)
+            draw(layer, 1.0, generator)
+        with torch.no_grad():
+            self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Outputs, [B, O], of features with the goal behind them."""
+        hidden_BU, goal_BG = rows_BF[:, : -self._goal], rows_BF[:, -self._goal :]
+        for layer in self.layers:
+            hidden_BU = silu(layer(hidden_BU))
+        outputs_BO: Tensor = self.head(silu(self.hyper(hidden_BU, goal_BG)))
+        return outputs_BO
+
+    def frozen(self) -> Callable[[Tensor], Tensor]:
+        """The outputs as a plain function of rows, of a copy of the present weights."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+
+class _Hyper(nn.Module):
+    """A linear layer whose weights are outputs of a perceptron of the goal."""
+
+    def __init__(self, inputs: int, outputs: int, goal: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self._shape = (outputs, inputs)
+        self.code = nn.Linear(goal, outputs)
+        self.weights = nn.Linear(outputs, outputs * inputs)
+        self.biases = nn.Linear(outputs, outputs)
+        draw(self.code, 1.0, generator)
+        draw(self.biases, 1.0, generator)
+        # Half the variance of an ordinary layer comes from the goal, half is the same for all goals.
+        draw(self.weights, math.sqrt(0.5 / inputs), generator)
+        with torch.no_grad():
+            self.weights.bias.normal_(0.0, math.sqrt(0.5 / inputs), generator=generator)
+
+    def forward(self, rows_BF: Tensor, goal_BG: Tensor) -> Tensor:
+        code_BU = silu(self.code(goal_BG))
+        weights_BUF = self.weights(code_BU).unflatten(1, self._shape)
+        made_BU: Tensor = torch.einsum("buf,bf->bu", weights_BUF, rows_BF) + self.biases(code_BU)
+        return made_BU

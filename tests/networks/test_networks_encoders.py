@@ -1,0 +1,263 @@
+"""Images, lists of entities, goals: what each encoder promises, against slow twins where it calculates."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.networks.actor import Actor
+from pipeline.networks.critic import Critic
+from pipeline.networks.encoders import Encoder
+from pipeline.networks.entities import EntityEncoder
+from pipeline.networks.goals import Conditioned
+from pipeline.networks.images import ImageEncoder
+from pipeline.networks.limits import HEADS, SMALLEST, Unsupported
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+MIXED = BehaviorSpec(
+    observations=(
+        ObservationSpec(name="near", shape=(5, 3), kind="entities"),
+        ObservationSpec(name="eye", shape=(3, 20, 22), kind="image", dtype="uint8"),
+        ObservationSpec(name="state", shape=(4,)),
+        ObservationSpec(name="aim", shape=(2,), kind="goal"),
+        ObservationSpec(name="far", shape=(2, 6), kind="entities"),
+        ObservationSpec(name="back", shape=(1, 24, 20), kind="image"),
+        ObservationSpec(name="feel", shape=(2,)),
+    ),
+    actions=ActionSpec(continuous=2, discrete=(3, 2)),
+)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def observed(spec, rows, seed=0):
+    """Random observations, read-only as they come out of the codec; about half of the entities are padding."""
+    random = np.random.default_rng(seed)
+    arrays = []
+    for one in spec.observations:
+        shape = (rows, *one.shape)
+        array = (
+            random.integers(0, 256, shape, np.uint8) if one.dtype == "uint8" else random.random(shape, dtype=np.float32)
+        )
+        if one.kind == "entities":
+            array[random.random(shape[:2]) < 0.5] = 0
+        array.flags.writeable = False
+        arrays.append(array)
+    return tuple(arrays)
+
+
+def drawn(module, seed=7):
+    """Every weight and bias random, so that none hides behind a zero."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.3, generator=seeded(seed))
+            seed += 1
+    return module.double()
+
+
+# ---------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_an_image_of_the_smallest_legal_size_is_read_and_one_pixel_less_is_refused(kind):
+    settings = NetworkSettings(vis_encode_type=kind, hidden_units=8)
+    for height, width in ((SMALLEST[kind], 40), (40, SMALLEST[kind])):
+        encoder = ImageEncoder((3, height, width), kind, 8, seeded())
+        assert encoder(torch.rand(2, 3, height, width, generator=seeded())).shape == (2, 8)
+    if SMALLEST[kind] == 1:
+        return
+    spec = BehaviorSpec(
+        observations=(ObservationSpec(name="eye", shape=(3, 40, SMALLEST[kind] - 1), kind="image"),),
+        actions=ActionSpec(continuous=1),
+    )
+    with pytest.raises(Unsupported, match=f"at least {SMALLEST[kind]} x {SMALLEST[kind]}") as refused:
+        Encoder(spec, settings, seeded())
+    assert "'eye'" in refused.value.got
+    assert kind in refused.value.got
+    assert "fully_connected" in refused.value.remedy
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_bytes_are_the_same_as_floats_from_0_to_1(kind):
+    encoder = ImageEncoder((3, 40, 40), kind, 8, seeded())
+    image = torch.randint(0, 256, (4, 3, 40, 40), generator=seeded(1)).to(torch.uint8)
+    before = image.clone()
+    torch.testing.assert_close(encoder(image), encoder(image.float() / 255))
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_features_of_a_new_encoder_are_as_large_as_what_they_are_made_of(kind):
+    """Neither vanishing nor exploding, however many layers: the mean square stays within a factor of 20."""
+    encoder = ImageEncoder((3, 40, 40), kind, 256, seeded())
+    features = encoder(torch.rand(16, 3, 40, 40, generator=seeded(1)))
+    assert 1 / 20 < features.square().mean().item() / (1 / 3) < 20
+
+
+# ---------------------------------------------------------------- entities
+
+
+def slow_entities(encoder, lists, own):
+    """One agent: the formulas of the paper, entity by entity and head by head."""
+    entities = [
+        (embed, row) for embed, rows in zip(encoder.embeddings, lists, strict=True) for row in rows if row.any()
+    ]
+    if not entities:
+        return torch.zeros(encoder.merge.out_features, dtype=own.dtype)
+    inputs = [encoder.before(embed(torch.cat([row, own]))) for embed, row in entities]
+    units = len(inputs[0])
+    size = units // HEADS
+    results = []
+    for one in inputs:
+        attended = []
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+            query = encoder.project(one)[:units][part]
+            keys = [encoder.project(other)[units : 2 * units][part] for other in inputs]
+            values = [encoder.project(other)[2 * units :][part] for other in inputs]
+            scores = torch.stack([query @ key / math.sqrt(size) for key in keys]).softmax(0)
+            attended.append(sum(score * value for score, value in zip(scores, values, strict=True)))
+        results.append(encoder.after(one + encoder.merge(torch.cat(attended))))
+    return sum(results) / len(results)
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 4), present=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_attention_is_that_of_its_slow_twin(seed, rows, present):
+    encoder = drawn(EntityEncoder((3, 6), 2, 8, seeded()))
+    random = seeded(seed)
+    lists = [torch.randn(rows, n, size, generator=random, dtype=torch.float64) for n, size in ((4, 3), (2, 6))]
+    for one in lists:
+        one[torch.rand(one.shape[:2], generator=random) >= present] = 0
+    own = torch.randn(rows, 2, generator=random, dtype=torch.float64)
+    found = encoder(lists, own)
+    slow = torch.stack([slow_entities(encoder, [one[row] for one in lists], own[row]) for row in range(rows)])
+    torch.testing.assert_close(found, slow)
+
+
+@given(seed=st.integers(0, 10**6), more=st.integers(0, 5))
+@settings(max_examples=25, deadline=None)
+def test_order_of_entities_and_amount_of_padding_change_nothing(seed, more):
+    encoder, random = drawn(EntityEncoder((3,), 2, 8, seeded())), seeded(seed)
+    entities = torch.randn(3, 4, 3, generator=random, dtype=torch.float64)
+    entities[torch.rand(3, 4, generator=random) < 0.4] = 0
+    own = torch.randn(3, 2, generator=random, dtype=torch.float64)
+    padded = torch.cat([entities, torch.zeros(3, more, 3, dtype=torch.float64)], 1)
+    mixed = padded[:, torch.randperm(4 + more, generator=random)]
+    torch.testing.assert_close(encoder([mixed], own), encoder([entities], own))
+
+
+def test_gradients_of_attention_are_those_of_differences():
+    encoder = drawn(EntityEncoder((2,), 1, 4, seeded()))
+    entities = torch.randn(2, 3, 2, generator=seeded(1), dtype=torch.float64)
+    entities[0, 1:] = 0
+    own = torch.randn(2, 1, generator=seeded(2), dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in encoder.named_parameters()]
+    values = tuple(parameter.detach().requires_grad_() for parameter in encoder.parameters())
+
+    def run(own_features, *parameters):
+        changed = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(encoder, changed, ([entities], own_features))
+
+    assert torch.autograd.gradcheck(run, (own, *values))
+
+
+def test_nobody_around_is_nothing_seen_and_no_nan():
+    encoder = EntityEncoder((3,), 2, 8, seeded())
+    own = torch.randn(2, 2, generator=seeded(), requires_grad=True)
+    found = encoder([torch.zeros(2, 4, 3)], own)
+    assert not found.any()
+    found.sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in encoder.parameters())
+
+
+# ---------------------------------------------------------------- goals
+
+
+@given(seed=st.integers(0, 10**6), layers=st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_the_last_hidden_layer_is_made_from_the_goal(seed, layers):
+    """Row by row: the hypernetwork's output, read as weights and biases of an ordinary layer."""
+    body = drawn(Conditioned(3, 2, [4] * layers, [1.0, 1.0], seeded()))
+    rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
+    slow = []
+    for row in rows:
+        hidden, goal = row[:3], row[3:]
+        for layer in body.layers:
+            hidden = torch.nn.functional.silu(layer(hidden))
+        code = torch.nn.functional.silu(body.hyper.code(goal))
+        made = body.hyper.weights(code).reshape(4, len(hidden)) @ hidden + body.hyper.biases(code)
+        slow.append(body.head(torch.nn.functional.silu(made)))
+    torch.testing.assert_close(body(rows), torch.stack(slow))
+    torch.testing.assert_close(body.frozen()(rows), body(rows))
+
+
+def test_gradients_of_a_conditioned_body_are_those_of_differences():
+    body = drawn(Conditioned(2, 1, [3, 3], [1.0], seeded()))
+    names = [name for name, _ in body.named_parameters()]
+    values = tuple(parameter.detach().requires_grad_() for parameter in body.parameters())
+    rows = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64, requires_grad=True)
+
+    def run(inputs, *parameters):
+        return torch.func.functional_call(body, dict(zip(names, parameters, strict=True)), (inputs,))
+
+    assert torch.autograd.gradcheck(run, (rows, *values))
+
+
+def test_a_goal_alone_can_not_condition_anything():
+    spec = BehaviorSpec(
+        observations=(ObservationSpec(name="aim", shape=(2,), kind="goal"),), actions=ActionSpec(continuous=1)
+    )
+    with pytest.raises(Unsupported, match="goal_conditioning_type"):
+        Encoder(spec, NetworkSettings(), seeded())
+    assert Encoder(spec, NetworkSettings(goal_conditioning_type="none"), seeded()).size == 2
+
+
+# ---------------------------------------------------------------- all together
+
+
+@pytest.mark.parametrize("conditioning", ["hyper", "none"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_policy_of_all_kinds_acts_as_it_learns(normalize, conditioning):
+    """What the frozen copy puts out is what the module does, for all rows together and for each by itself."""
+    network = NetworkSettings(hidden_units=8, normalize=normalize, goal_conditioning_type=conditioning)
+    actor = Actor(MIXED, network, seeded())
+    encoder, observations = actor.encoder, observed(MIXED, 6)
+    encoder.update(encoder.join(observed(MIXED, 40, seed=1)))
+    frozen = actor.encoder.frozen()
+    with torch.no_grad():
+        features = encoder(encoder.prepare(encoder.join(observations)))
+    assert features.shape == (6, encoder.size) == (6, 4 + 2 + 3 * 8 + 2)
+    torch.testing.assert_close(frozen(observations), features)
+    for row in range(6):
+        alone = frozen(tuple(column[row : row + 1] for column in observations))
+        torch.testing.assert_close(alone[0], features[row], rtol=1e-4, atol=1e-5)
+    continuous, discrete, log_probs = actor.act(observations, None, seeded(2))
+    assert (continuous.shape, discrete.shape, log_probs.shape) == ((6, 2), (6, 2), (6,))
+
+
+def test_a_frozen_policy_does_not_move_with_its_actor():
+    actor, observations = Actor(MIXED, NetworkSettings(hidden_units=8), seeded()), observed(MIXED, 3)
+    frozen = actor.frozen()
+    before = frozen.act(observations, None, seeded(1))[0]
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.add_(0.5)
+    np.testing.assert_array_equal(frozen.act(observations, None, seeded(1))[0], before)
+    assert not np.array_equal(actor.act(observations, None, seeded(1))[0], before)
+
+
+def test_the_same_seed_draws_the_same_weights_and_every_one_of_them():
+    one, same, other = (Critic(MIXED, NetworkSettings(hidden_units=8), ("a",), seeded(s)) for s in (1, 1, 2))
+    for (name, left), right, third in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
+        assert torch.equal(left, right), name
+        constant = "bias" in name or "after" in name or "before" in name or "last.weight" in name
+        assert constant or not torch.equal(left, third), name

@@ -1,0 +1,72 @@
+"""Whatever an agent sees and does: it learns the goal game made of it, within the steps that ML-Agents allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from services_helpers import Training
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+BUFFER = 64
+STEPS = 3_000
+FIRST_STEPS = 900
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    # options of the simulator, changes to the network, learning rate
+    "one camera": ({"observe": "image"}, {}, 3e-3),
+    "two cameras": ({"observe": "image+image"}, {}, 3e-3),
+    "entities": ({"observe": "entities"}, {}, 5e-3),
+    "entities and a vector": ({"observe": "vector+entities"}, {}, 5e-3),
+    "conditioned by the goal": ({"observe": "vector+goal"}, {}, 5e-3),
+    "goal beside the vector": ({"observe": "vector+goal"}, {"goal_conditioning_type": "none"}, 5e-3),
+    "hybrid actions": ({"hybrid": True}, {}, 3e-3),
+    "two hybrid actions": ({"hybrid": True, "actions": 2}, {}, 3e-3),
+}
+ENCODERS = {"simple": 20, "nature_cnn": 36, "resnet": 15, "match3": 5, "fully_connected": 1}
+
+
+def learned(
+    folder: Path, seed: int, options: dict[str, Any], network: dict[str, Any], rate: float, steps: int
+) -> float:
+    """Mean reward of the episodes in the last tenth of the steps, at the end of a lockstep run."""
+    schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
+    plain = {
+        "behaviors": {
+            "Goal": {
+                "hyperparameters": {"batch_size": 16, "buffer_size": BUFFER, "learning_rate": rate, **schedules},
+                "network_settings": {"hidden_units": 32, "num_layers": 1, **network},
+                "max_steps": steps - BUFFER,  # the last update may go over by less than a buffer
+                "time_horizon": 64,
+                "summary_freq": steps // 10,
+            }
+        },
+        "simulators": [{"name": "goal", "options": options}],
+        "pipeline": {"mode": "lockstep"},
+    }
+    file = folder / "goal.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    training = Training(folder, str(file), "--seed", str(seed), "--in-process")
+    assert training.end() == 0, "\n".join(training.lines)
+    assert training.summary["behaviors"]["Goal"]["steps"] <= steps
+    lines = (training.directory / "metrics.jsonl").read_text().splitlines()
+    rewards = [line["reward"] for line in map(json.loads, lines) if line["type"] == "interval"]
+    return float([reward for reward in rewards if reward is not None][-1])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_it_learns_what_it_sees_and_does(tmp_path: Path, case: str, seed: int) -> None:
+    options, network, rate = CASES[case]
+    assert learned(tmp_path, seed, options, network, rate, STEPS) > 0.9
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_encoder_reads_its_smallest_image(tmp_path: Path, encoder: str, seed: int) -> None:
+    options, network = {"observe": "image", "pixels": ENCODERS[encoder]}, {"vis_encode_type": encoder}
+    assert learned(tmp_path, seed, options, network, 1e-3, FIRST_STEPS) > 0.5
