@@ -139,7 +139,7 @@ class PPO:
         done = [
             self._step(minibatch, coefficients)
             for _ in range(hyper.num_epoch)
-            for minibatch in _minibatches(rows, size, self.generator)
+            for minibatch in minibatches(rows, size, self.generator)
         ]
         self.actor.encoder.update(joined)
         taken = [step for step in done if step is not None]
@@ -241,7 +241,7 @@ class PPO:
         return statistics
 
 
-def _minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[Rows]:
+def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[Rows]:
     """The rows in a random order, `size` at a time; what is left over is left out."""
     steps = len(rows.log_prob)
     count = steps // size

@@ -11,6 +11,7 @@ from stepping_fakes import MASKS, SPEC, FakePolicy
 
 from pipeline.errors import RemoteProtocolError
 from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.stepping.connections import Connection
 from pipeline.stepping.door import check_report
 from pipeline.stepping.stepper import Stepper
@@ -136,6 +137,25 @@ def test_the_largest_finite_numbers_are_accepted() -> None:
     """A sum that would overflow is no reason to refuse finite numbers."""
     largest = np.full(3, np.finfo(np.float32).max, np.float32)
     check_report(BehaviorReport(behavior="A", decisions=decisions(rewards=largest, group_rewards=-largest)), SPEC)
+
+
+@pytest.mark.parametrize(("value", "good"), [(0.0, True), (1.0, True), (1.001, False), (-0.001, False), (255.0, False)])
+def test_a_float_image_is_from_dark_0_to_bright_1(value: float, good: bool) -> None:
+    """Bytes sent as floats would be 255 times too bright, in silence."""
+    eye = ObservationSpec(name="eye", shape=(1, 2, 2), kind="image")
+    spec = BehaviorSpec(observations=(eye,), actions=ActionSpec(continuous=1))
+    image = np.full((3, 1, 2, 2), 0.5, np.float32)
+    image[1, 0, 1, 0] = value
+    seen = Decisions(agents=np.array(AGENTS, np.int64), observations=(image,), rewards=np.zeros(3, np.float32))
+    report = BehaviorReport(behavior="A", decisions=seen)
+    if good:
+        check_report(report, spec)
+        return
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_report(report, spec)
+    assert caught.value.code == "image"
+    for words in (f"{value:g}", "observations['eye']", "agent 22"):
+        assert words in caught.value.got
 
 
 def test_no_rows_are_a_good_report() -> None:

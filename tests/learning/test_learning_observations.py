@@ -1,0 +1,118 @@
+"""An update on observations of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.learning.buffer import Batch
+from pipeline.learning.ppo import PPO, Rows, minibatches
+from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from pipeline.networks import distributions
+from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import to_arrays
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(
+    observations=(
+        ObservationSpec(name="eye", shape=(3, 40, 40), kind="image", dtype="uint8"),
+        ObservationSpec(name="state", shape=(3,)),
+        ObservationSpec(name="others", shape=(4, 2), kind="entities"),
+        ObservationSpec(name="aim", shape=(2,), kind="goal"),
+    ),
+    actions=ActionSpec(continuous=1, discrete=(2,)),
+)
+TRAINER = TrainerSettings(
+    hyperparameters=Hyperparameters(batch_size=8, buffer_size=32, learning_rate=1e-3),
+    network_settings=NetworkSettings(normalize=True, hidden_units=8, num_layers=2),
+    max_steps=1000,
+)
+
+
+def observed(rows, random):
+    return tuple(
+        random.integers(0, 256, (rows, *one.shape), np.uint8)
+        if one.dtype == "uint8"
+        else random.standard_normal((rows, *one.shape), np.float32)
+        for one in SPEC.observations
+    )
+
+
+def batch(ppo, lengths=(20, 12)):
+    random, rows = np.random.default_rng(1), sum(lengths)
+    observations = observed(rows, random)
+    continuous, discrete, log_probs = ppo.actor.act(observations, None, torch.Generator().manual_seed(1))
+    return Batch(
+        lengths=np.array(lengths, np.int32),
+        terminated=np.array([True, False]),
+        next_observations=observed(len(lengths), random),
+        observations=observations,
+        continuous=continuous,
+        discrete=discrete,
+        log_probs=log_probs,
+        masks=None,
+        rewards=random.standard_normal(rows, np.float32),
+        group_rewards=np.zeros(rows, np.float32),
+        versions=np.zeros(rows, np.int64),
+    )
+
+
+def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
+    ppo = PPO(SPEC, TRAINER, torch.Generator().manual_seed(0))
+    steps = batch(ppo)
+    images = steps.observations[0].copy()
+    before = [to_arrays(ppo.actor), to_arrays(ppo.critic)]
+    report = ppo.update(steps, 0, 0)
+    assert (report.minibatches, report.skipped) == (12, 0)
+    for old, network in zip(before, (ppo.actor, ppo.critic), strict=True):
+        same = [name for name, array in to_arrays(network).items() if np.array_equal(array, old[name])]
+        assert not same, "every parameter has a gradient, every statistic new rows"
+    np.testing.assert_array_equal(steps.observations[0], images)
+
+
+def test_the_actor_says_of_fresh_rows_what_was_stored_when_they_were_acted():
+    """The ratio of an update begins at 1: log-probabilities recomputed in one batch are those of acting."""
+    ppo = PPO(SPEC, TRAINER, torch.Generator().manual_seed(0))
+    steps = batch(ppo)
+    encoder = ppo.actor.encoder
+    with torch.no_grad():
+        head = ppo.actor(encoder.prepare(encoder.join(steps.observations)))
+        said = distributions.evaluate(
+            SPEC.actions,
+            head,
+            ppo.actor.log_sigma,
+            torch.from_numpy(steps.continuous),
+            torch.from_numpy(steps.discrete).long(),
+            None,
+        )
+    np.testing.assert_allclose(said.log_prob.numpy(), steps.log_probs, atol=1e-5)
+
+
+@given(steps=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
+    """Each row of a minibatch is one row of the batch in all its columns, and no row comes twice."""
+    size = min(size, steps)
+    number = torch.arange(steps, dtype=torch.float32)
+    wide = number.repeat_interleave(1200).reshape(steps, 3, 20, 20)
+    rows = Rows(
+        inputs=(number.unsqueeze(1), wide),
+        continuous=number.unsqueeze(1),
+        discrete=number.long().unsqueeze(1),
+        masks=None,
+        log_prob=number,
+        advantage=number,
+        limit=number,
+        returns=number.unsqueeze(1),
+        values=number.unsqueeze(1),
+    )
+    parts = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
+    assert [len(part.log_prob) for part in parts] == [size] * (steps // size)
+    for part in parts:
+        assert part.masks is None
+        for column in (*part.inputs, *(column for column in part[1:] if column is not None)):
+            assert torch.equal(column.reshape(size, -1)[:, -1].float(), part.log_prob)
+    met = torch.cat([part.log_prob for part in parts]).tolist()
+    assert len(set(met)) == len(met) == steps // size * size
