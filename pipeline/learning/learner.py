@@ -54,7 +54,7 @@ class Learner:
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         self._ppo = PPO(spec, settings, self._generator)
-        self._networks = torch.nn.ModuleDict({"actor": self._ppo.actor, "critic": self._ppo.critic})
+        self._networks = self._ppo.networks
         self._buffer = SegmentBuffer()
         self._episode_returns: list[NDArray[np.float32]] = []
         self._description = _description(spec, settings)
@@ -84,7 +84,7 @@ class Learner:
             "hidden_units": self.settings.network_settings.hidden_units,
             "num_layers": self.settings.network_settings.num_layers,
             "actor_parameters": sum(parameter.numel() for parameter in actor.parameters()),
-            "critic_parameters": sum(parameter.numel() for parameter in critic.parameters()),
+            "critic_parameters": 0 if critic is None else sum(parameter.numel() for parameter in critic.parameters()),
         }
 
     @property
@@ -134,7 +134,7 @@ class Learner:
         Raises:
             ServiceError: one is not finite.
         """
-        arrays = to_arrays(self._ppo.actor)
+        arrays = self._ppo.actor.arrays()
         if bad := non_finite(arrays):
             raise ServiceError(
                 f"got weights of {self.behavior} with NaN or infinity in {bad[:4]}; expected finite weights; "
@@ -207,6 +207,7 @@ def _description(spec: BehaviorSpec, settings: TrainerSettings) -> dict[str, Any
     described = {
         "spec": dataclasses.asdict(spec),
         "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
+        "shared_critic": settings.hyperparameters.shared_critic,
         "signals": list(settings.reward_signals.named()),
     }
     return dict(json.loads(json.dumps(described)))

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.learning import losses, returns, signals
 from pipeline.learning.buffer import Batch
@@ -97,6 +97,11 @@ class Rows(NamedTuple):
 class PPO:
     """Networks and optimiser of one behavior.
 
+    Attributes:
+        actor: acts; where the critic is shared, its last outputs are the values.
+        critic: None where it is shared.
+        networks: all of them.
+
     Args:
         spec: of the behavior.
         settings: of the learner.
@@ -111,9 +116,11 @@ class PPO:
         self.settings = settings
         self.generator = generator
         self.signals = settings.reward_signals.named()
-        self.actor = Actor(spec, settings.network_settings, generator)
-        self.critic = Critic(spec, settings.network_settings, tuple(self.signals), generator)
-        self.parameters = FlatParameters(self.actor, self.critic)
+        network, shared = settings.network_settings, settings.hyperparameters.shared_critic
+        self.actor = Actor(spec, network, generator, values=len(self.signals) if shared else 0)
+        self.critic = None if shared else Critic(spec, network, tuple(self.signals), generator)
+        self.networks = nn.ModuleDict({"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic}))
+        self.parameters = FlatParameters(self.networks)
         flat = self.parameters.flat
         self.optimizer = torch.optim.Adam([flat], lr=settings.hyperparameters.learning_rate, fused=True)
         self.moments = {
@@ -185,13 +192,25 @@ class PPO:
             values=torch.from_numpy(values),
         )
 
+    def value(self, inputs: Inputs) -> Tensor:
+        """Values [B, S] of prepared observations."""
+        values_BS: Tensor = self.actor(inputs)[:, self.actor.outputs :] if self.critic is None else self.critic(inputs)
+        return values_BS
+
+    def both(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Means and logits [B, H], and values [B, S]; in one pass where the critic is shared."""
+        outputs = self.actor(inputs)
+        if self.critic is not None:
+            return outputs, self.critic(inputs)
+        return outputs[:, : self.actor.outputs], outputs[:, self.actor.outputs :]
+
     @torch.no_grad()
     def _values(self, inputs: Inputs) -> NDArray[np.float32]:
         """[R, S], some rows at a time: they stay in the processor's cache."""
         widest = max(map(_row_bytes, inputs))
         size = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, widest)))
         parts = zip(*(torch.split(column, size) for column in inputs), strict=True)
-        values_RS: NDArray[np.float32] = torch.cat([self.critic(rows) for rows in parts]).numpy()
+        values_RS: NDArray[np.float32] = torch.cat([self.value(rows) for rows in parts]).numpy()
         return values_RS
 
     def _step(self, rows: Rows, coefficients: Coefficients) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -202,7 +221,7 @@ class PPO:
             was done.
         """
         actor, actions = self.actor, self.actor.actions
-        head_BH, values_BS = actor(rows.inputs), self.critic(rows.inputs)
+        head_BH, values_BS = self.both(rows.inputs)
         with torch.no_grad():
             chosen = distributions.evaluate(
                 actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks

@@ -31,12 +31,11 @@ def refuse_unsupported(settings: TrainerSettings) -> None:
     """
     asked: dict[str, Any] = {
         f"trainer_type {settings.trainer_type}": settings.trainer_type != "ppo",
-        "hyperparameters.shared_critic": settings.hyperparameters.shared_critic,
         "behavioral_cloning": settings.behavioral_cloning is not None,
     } | {f"reward signal {name}": name != "extrinsic" for name in settings.reward_signals.named()}
     if refused := [name for name, here in asked.items() if here]:
         raise Unsupported(
             got=", ".join(refused),
-            expected="trainer_type ppo with separate actor and critic and the extrinsic reward signal",
+            expected="trainer_type ppo with the extrinsic reward signal",
             remedy="remove these from the behavior's settings",
         )

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from pipeline.networks import distributions
 from pipeline.networks.encoders import Encode, Encoder, Inputs
 from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import Arrays, to_arrays
 from pipeline.specs import BehaviorSpec
 
 MEAN_GAIN: Final = 0.2
 LOGIT_GAIN: Final = 0.1
+VALUE_GAIN: Final = 1.0
 
 LIMIT: Final = np.float32(3.0)
 """Continuous samples beyond this, either sign, are the same action to a simulator."""
@@ -35,23 +37,34 @@ class Actor(nn.Module):
         spec: of the behavior.
         settings: of the network.
         generator: random source of the initial weights; may be left out where weights are loaded anyway.
+        values: outputs for a critic that shares all but these with the actor (`shared_critic`).
+
+    Attributes:
+        outputs: H, those that are not values.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        spec: BehaviorSpec,
+        settings: NetworkSettings,
+        generator: torch.Generator | None = None,
+        values: int = 0,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.actions = spec.actions
         source = generator or torch.Generator()
         self.encoder = Encoder(spec, settings, source)
         gains = [MEAN_GAIN] * spec.actions.continuous + [LOGIT_GAIN] * spec.actions.mask_size
-        self.body = self.encoder.body(settings, gains, source)
+        self.outputs = len(gains)
+        self.body = self.encoder.body(settings, [*gains, *[VALUE_GAIN] * values], source)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
     def forward(self, prepared: Inputs) -> Tensor:
-        """Means and logits, [B, H], of observations that `encoder.prepare` has seen."""
+        """Means and logits, [B, H], then values, of observations that `encoder.prepare` has seen."""
         return self.body(self.encoder(prepared))  # type: ignore[no-any-return]
 
     def act(
@@ -64,9 +77,19 @@ class Actor(nn.Module):
         """Chooses once with the present weights: `Acting.act` of a `frozen` copy."""
         return self.frozen().act(observations, masks, generator, deterministic)
 
+    def arrays(self) -> Arrays:
+        """Copies of what acting needs of the weights: all but the values' outputs."""
+        found = to_arrays(self)
+        for name in ("weight", "bias"):
+            key = f"body.{self.body.output}.{name}"
+            found[key] = found[key][: self.outputs]
+        return found
+
     def frozen(self) -> Acting:
         """A copy of the present weights that does nothing but act."""
-        return Acting(self.encoder.frozen(), self.body.frozen(), distributions.Sampler(self.actions, self.log_sigma))
+        return Acting(
+            self.encoder.frozen(), self.body.frozen(self.outputs), distributions.Sampler(self.actions, self.log_sigma)
+        )
 
 
 class Acting:

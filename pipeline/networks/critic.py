@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pipeline.networks.actor import VALUE_GAIN
 from pipeline.networks.encoders import Encoder, Inputs
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
@@ -34,7 +35,7 @@ class Critic(nn.Module):
         super().__init__()
         self.signals = signals
         self.encoder = Encoder(spec, settings.model_copy(update={"normalize": False}), generator)
-        self.body = self.encoder.body(settings, [1.0] * len(signals), generator)
+        self.body = self.encoder.body(settings, [VALUE_GAIN] * len(signals), generator)
 
     def forward(self, prepared: Inputs) -> Tensor:
         """Values, [B, S], of observations that the actor's encoder has prepared."""

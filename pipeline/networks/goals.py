@@ -29,6 +29,9 @@ class Conditioned(nn.Module):
         units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
+
+    Attributes:
+        output: name of the layer of outputs.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Conditioned(nn.Module):
     ) -> None:
         super().__init__()
         self._goal = goal
+        self.output = "head"
         sizes = [features, *units]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes[:-1]))
         self.hyper = _Hyper(sizes[-2], sizes[-1], goal, generator)
@@ -54,9 +58,11 @@ class Conditioned(nn.Module):
         outputs_BO: Tensor = self.head(silu(self.hyper(hidden_BU, goal_BG)))
         return outputs_BO
 
-    def frozen(self) -> Callable[[Tensor], Tensor]:
-        """The outputs as a plain function of rows, of a copy of the present weights."""
-        return copy.deepcopy(self).requires_grad_(False)
+    def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
+        """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
+        body = copy.deepcopy(self).requires_grad_(False)
+        body.head.weight.data, body.head.bias.data = body.head.weight[:outputs], body.head.bias[:outputs]
+        return body
 
 
 class _Hyper(nn.Module):

@@ -31,6 +31,9 @@ class Perceptron(nn.Module):
         units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
+
+    Attributes:
+        output: name of the layer of outputs.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Perceptron(nn.Module):
             nn.utils.skip_init(nn.Linear, before, after)  # type: ignore[no-untyped-call]
             for before, after in pairwise(sizes)
         )
+        self.output = f"layers.{len(sizes) - 2}"
         self._chain: tuple[nn.Parameter, ...] = tuple(self.layers.parameters())
         with torch.no_grad():
             for weight, bias in zip(self._chain[::2], self._chain[1::2], strict=True):
@@ -55,9 +59,10 @@ class Perceptron(nn.Module):
             return _Chain.apply(rows_BF, self._chain[0], self._chain)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), rows_BF)
 
-    def frozen(self) -> Callable[[Tensor], Tensor]:
-        """The outputs as a plain function of rows, of a copy of the present weights."""
-        return partial(_infer, _affine([parameter.detach().clone() for parameter in self._chain]))
+    def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
+        """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
+        *chain, weight, bias = (parameter.detach() for parameter in self._chain)
+        return partial(_infer, _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])]))
 
 
 def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

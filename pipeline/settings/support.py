@@ -48,8 +48,6 @@ def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
         yield "self_play: ghosts"
     if behavior.behavioral_cloning is not None:
         yield "behavioral_cloning: imitation of demonstrations"
-    if behavior.hyperparameters.shared_critic:
-        yield "hyperparameters.shared_critic: one body for actor and critic"
     if behavior.network_settings.memory is not None:
         yield "network_settings.memory: recurrent networks"
     if behavior.init_path is not None:

@@ -287,7 +287,6 @@ def test_training_is_done_at_max_steps():
     ("changes", "named"),
     [
         ({"trainer_type": "poca"}, "poca"),
-        ({"hyperparameters": Hyperparameters(shared_critic=True)}, "shared_critic"),
         ({"reward_signals": RewardSignals(curiosity=CuriositySettings())}, "curiosity"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +12,9 @@ from pipeline.learning.buffer import Batch
 from pipeline.learning.ppo import PPO, Rows, minibatches
 from pipeline.learning.settings import Hyperparameters, TrainerSettings
 from pipeline.networks import distributions
+from pipeline.networks.actor import Actor
 from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import to_arrays
+from pipeline.networks.weights import load_arrays, to_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
@@ -70,6 +72,35 @@ def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
         same = [name for name, array in to_arrays(network).items() if np.array_equal(array, old[name])]
         assert not same, "every parameter has a gradient, every statistic new rows"
     np.testing.assert_array_equal(steps.observations[0], images)
+
+
+@pytest.mark.parametrize("conditioning", ["hyper", "none"])
+def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(conditioning):
+    """One pass gives both; the published weights fit an actor without values, and act the same."""
+    network = TRAINER.network_settings.model_copy(update={"goal_conditioning_type": conditioning})
+    hyper = TRAINER.hyperparameters.model_copy(update={"shared_critic": True})
+    trainer = TRAINER.model_copy(update={"hyperparameters": hyper, "network_settings": network})
+    ppo = PPO(SPEC, trainer, torch.Generator().manual_seed(0))
+    separate = PPO(SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0))
+    assert ppo.critic is None
+    assert ppo.parameters.flat.numel() < 0.6 * separate.parameters.flat.numel()
+    steps = batch(ppo)
+    inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(steps.observations))
+    head, values = ppo.both(inputs)
+    assert (head.shape, values.shape) == ((32, 3), (32, 1))
+    assert torch.equal(values, ppo.value(inputs))
+    before = to_arrays(ppo.networks)
+    assert ppo.update(steps, 0, 0).skipped == 0
+    after = to_arrays(ppo.networks)
+    assert not [name for name in before if np.array_equal(before[name], after[name])]
+    acting = Actor(SPEC, network)
+    load_arrays(acting, ppo.actor.arrays())
+    for one, other in zip(
+        acting.act(steps.observations, None, torch.Generator().manual_seed(3)),
+        ppo.actor.act(steps.observations, None, torch.Generator().manual_seed(3)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_the_actor_says_of_fresh_rows_what_was_stored_when_they_were_acted():

@@ -228,7 +228,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
             self_play: {}
             behavioral_cloning: {demo_path: a.demo}
             init_path: x
-            hyperparameters: {shared_critic: true}
             network_settings: {memory: {}}
             reward_signals: {gail: {demo_path: a.demo}, curiosity: {}, rnd: {}}
         environment_parameters: {mass: 3, size: {sampler_type: uniform}}
@@ -240,7 +239,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
         "behaviors.A.trainer_type",
         "behaviors.A.self_play",
         "behaviors.A.behavioral_cloning",
-        "behaviors.A.hyperparameters.shared_critic",
         "behaviors.A.network_settings.memory",
         "behaviors.A.init_path",
         "behaviors.A.reward_signals.gail",
