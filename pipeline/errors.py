@@ -104,3 +104,10 @@ class Broken(QueueError):
 
 class ServiceError(SparringError):
     """A process of the run failed, stalled or gave up."""
+
+
+def first_failure(failure: BaseException) -> BaseException:
+    """The first failure inside nested groups."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

@@ -22,7 +22,8 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from pipeline.errors import SparringError
+from pipeline import logs
+from pipeline.errors import SparringError, first_failure
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 UNUSABLE: Final = 3
@@ -185,9 +186,10 @@ class Task:
             if self._scope.cancelled_caught:
                 self._failure = "killed"
         except Exception as error:
-            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            first = first_failure(error)
             self._failure = f"{type(first).__name__}: {first}"
             self._hopeless = isinstance(first, SparringError)
+            logs.get().error("failed", error=str(first), exc_info=None if self._hopeless else first)
         finally:
             self._ended.set()
 

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-from anyio.abc import Listener
+from anyio.abc import Listener, TaskGroup
 
 from pipeline.errors import Closed
+from pipeline.messages.service import RunState
 from pipeline.metrics import Registry
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
 from pipeline.settings.model import Settings
+from pipeline.specs import BehaviorSpec
 from pipeline.stepping.listening import listen
 
 T = TypeVar("T")
@@ -39,6 +41,21 @@ async def inline(work: Callable[[], T]) -> T:
     return work()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Playing:
+    """A run that acts with checkpoints and learns nothing.
+
+    Attributes:
+        checkpoints: folder of each behavior's, by name.
+        episodes: the run ends after so many of each behavior; 0 for no end.
+        record: keep them in files.
+    """
+
+    checkpoints: Mapping[str, str]
+    episodes: int = 0
+    record: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What all services of a run know.
@@ -52,6 +69,7 @@ class Run:
         addresses: where simulators connect, by stepping service.
         simulators: simulators that the supervisor starts for each stepping service.
         resumed: the run goes on from what is in its folder.
+        playing: what it plays; None where it learns.
     """
 
     id: str
@@ -62,6 +80,7 @@ class Run:
     addresses: Mapping[str, str]
     simulators: Mapping[str, int]
     resumed: bool = False
+    playing: Playing | None = None
 
     @property
     def stepping(self) -> tuple[str, ...]:
@@ -160,6 +179,22 @@ async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]]
                 await outcome
     except Closed:
         return
+
+
+async def spec_of(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
+    """A behavior's spec, and the highest version of its weights that was ever published; waits for both."""
+    context.waiting_for = f"the first simulator with {name}"
+    while True:
+        await coordination.changed()
+        state = coordination.latest.get("run")
+        if isinstance(state, RunState) and name in state.specs:
+            return state.specs[name], state.versions.get(name, 0)
+
+
+async def cancel_at_stop(context: Context, tasks: TaskGroup) -> None:
+    """Cancels `tasks` when the service is to end."""
+    await context.stop.wait()
+    tasks.cancel_scope.cancel()
 
 
 def start_name(start: str) -> str:

@@ -84,7 +84,10 @@ class Assembly:
         buffer_size = settings.hyperparameters.buffer_size
         largest = self._context.run.capacities[f"segments:{behavior}"].largest
         sizes = Sizes(
-            horizon=settings.time_horizon, flush=max(1, min(buffer_size // 16, largest // 2)), largest=largest
+            horizon=settings.time_horizon,
+            flush=max(1, min(buffer_size // 16, largest // 2)),
+            largest=largest,
+            sequence=settings.network_settings.sequence_length,
         )
         made = Assembler(behavior, source, self._context.start, sizes)
         self._assemblers[behavior, source] = made

@@ -12,7 +12,6 @@ between updates: until then they wait in the queue, which is how a busy learner 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import anyio
 import numpy as np
@@ -21,11 +20,10 @@ from pipeline.errors import Closed
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
 from pipeline.learning.ppo import UpdateReport
-from pipeline.messages.service import LearnerState, RunState, Segments
+from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
-from pipeline.queues.interface import Board, ReceivingQueue, Subscription
-from pipeline.runtime import Context, publish_metrics
-from pipeline.specs import BehaviorSpec
+from pipeline.queues.interface import Board, ReceivingQueue
+from pipeline.runtime import Context, cancel_at_stop, publish_metrics, spec_of
 
 
 class Learning:
@@ -87,6 +85,8 @@ class Learning:
             version=self._learner.version,
             notice=True,
         )
+        if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shared_critic:
+            self._context.log.info("critic_starts_afresh", cause="its memory of agents was in the former process")
 
     async def loop(self) -> None:
         """Updates until `max_steps`, or until the queue is closed."""
@@ -182,7 +182,7 @@ class Learning:
 
     async def _update(self) -> None:
         learner = self._learner
-        self._training = learner.buffered if self._lockstep else self._behavior.hyperparameters.buffer_size
+        self._training = learner.size_of_update(everything=self._lockstep)
         self.publish()
         report = await self._context.compute(partial(learner.update, everything=self._lockstep))
         self._training = 0
@@ -252,8 +252,8 @@ async def run(context: Context) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish_metrics, context, board, refresh)
-        tasks.start_soon(_cancel_at_stop, context, tasks)
-        spec, versions = await _wait_for_spec(context, coordination, name)
+        tasks.start_soon(cancel_at_stop, context, tasks)
+        spec, versions = await spec_of(context, coordination, name)
         behavior = context.run.settings.behaviors[name]
         learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
         context.log.info("networks", **learner.sizes)
@@ -267,18 +267,3 @@ async def run(context: Context) -> None:
             await learning.finish()
             refresh()
     board.publish("metrics", context.registry.snapshot(context.wall_clock()))
-
-
-async def _cancel_at_stop(context: Context, tasks: Any) -> None:
-    await context.stop.wait()
-    tasks.cancel_scope.cancel()
-
-
-async def _wait_for_spec(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
-    """The behavior's spec, and the highest version of its weights that was ever published."""
-    context.waiting_for = f"the first simulator with {name}"
-    while True:
-        await coordination.changed()
-        state = coordination.latest.get("run")
-        if isinstance(state, RunState) and name in state.specs:
-            return state.specs[name], state.versions.get(name, 0)

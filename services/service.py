@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import SparringError
+from pipeline.errors import SparringError, first_failure
 from pipeline.hosting import UNUSABLE, end_with_supervisor
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             _serve, plan, prepared, endpoints, start, args.first, backend_options={"use_uvloop": os.name == "posix"}
         )
     except Exception as failure:
-        error = _first(failure)
+        error = first_failure(failure)
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
@@ -86,10 +86,3 @@ async def _stop_at_signal(stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             stop.set()
-
-
-def _first(failure: BaseException) -> BaseException:
-    """The first failure inside nested groups."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

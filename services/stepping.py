@@ -230,6 +230,16 @@ def _nothing(behavior: str) -> BehaviorSteps:
     )
 
 
+def _tell_afresh(context: Context) -> None:
+    """A new start has no agents: those whose simulators connect again are new ones, and remember nothing."""
+    behaviors = context.run.settings.behaviors
+    forgetful = [name for name, one in behaviors.items() if one.network_settings.sequence_length]
+    if forgetful and not context.first:
+        context.log.warning(
+            "agents_start_afresh", behaviors=forgetful, cause="what they carried was in the former process", notice=True
+        )
+
+
 async def run(context: Context) -> None:
     """Steps until stopped; then says Bye to the simulators and hands on the last steps."""
     transport = context.transport
@@ -237,6 +247,7 @@ async def run(context: Context) -> None:
     board = await transport.board(context.service)
     sender = await transport.sender("steps")
     stepping = Stepping(context, board, sender)
+    _tell_afresh(context)
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
     learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]

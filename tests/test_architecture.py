@@ -14,19 +14,22 @@ ROOT = Path(__file__).parent.parent
 
 # Each room may import those before it in its row's list, and itself.
 LAYERS: dict[str, set[str]] = {"errors": set(), "specs": {"errors"}}
+LAYERS["sequences"] = set()
+LAYERS["actions"] = {"specs"}
 LAYERS["messages"] = {"errors", "specs"}
 LAYERS["files"] = {"errors"}
 LAYERS["metrics"] = {"messages"}
 LAYERS["logs"] = {"errors"}
 LAYERS["queues"] = {"errors", "specs", "messages", "logs"}
-_STAGE = {"errors", "specs", "messages", "queues", "metrics", "files"}
+_STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "files"}
 LAYERS["simulation"] = {"errors", "specs", "messages"}
-LAYERS["assembly"] = _STAGE
+LAYERS["assembly"] = _STAGE | {"sequences"}
 LAYERS["coordination"] = _STAGE
 LAYERS["monitoring"] = _STAGE
+LAYERS["playing"] = _STAGE
 LAYERS["networks"] = _STAGE
 LAYERS["stepping"] = _STAGE | {"networks"}
-LAYERS["learning"] = _STAGE | {"networks"}
+LAYERS["learning"] = _STAGE | {"networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["hosting"] = {"errors", "logs"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
@@ -71,7 +74,9 @@ def test_services_import_no_services_but_the_topology() -> None:
     allowed = {
         "supervisor.py": {"services.topology"},
         "hosts.py": {"services.topology"},
-        "train.py": {"services.topology", "services.supervisor", "services.hosts"},
+        "launch.py": {"services.topology", "services.supervisor", "services.hosts"},
+        "train.py": {"services.topology", "services.launch"},
+        "evaluate.py": {"services.topology", "services.launch"},
         "service.py": {"services.topology"},
     }
     for path in sources("services"):

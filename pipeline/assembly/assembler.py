@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import sequences
 from pipeline.assembly.block import Block, Piece, Slots
 from pipeline.assembly.log import Lines
 from pipeline.messages.service import BehaviorSteps, Ended, Episodes, Reported, Segments
@@ -27,11 +28,13 @@ class Sizes:
         horizon: most steps of a segment.
         flush: steps that are worth a message.
         largest: most steps of a message; a single longer segment is split, its first part closed by a cut.
+        sequence: steps from one stored memory of an agent to the next; 0 where nothing is remembered.
     """
 
     horizon: int
     flush: int
     largest: int
+    sequence: int = 0
 
 
 class Assembler:
@@ -51,6 +54,7 @@ class Assembler:
         self.received = 0
         self.orphaned = 0
         self.episodes: list[Episodes] = []
+        self._untold: list[int] = []
         self._began: int | None = None
         self._sequence = 0
 
@@ -108,7 +112,7 @@ class Assembler:
 
     def rest(self) -> Iterator[Segments]:
         """Messages with everything finished."""
-        if self.closed_steps or self.episodes:
+        if self.closed_steps or self.episodes or self._untold:
             yield from self._messages(0, everything=True)
 
     # ---------------------------------------------------------------- one wake-up
@@ -172,6 +176,7 @@ class Assembler:
         stepped = slots[block.lengths[slots] > 0]
         if stepped.size:
             block.close(stepped, block.waiting(stepped)).interrupted[:] = True
+        self._untold += block.agents[slots].tolist()
         block.free(slots)
 
     def _end(self, ended: Ended) -> int:
@@ -219,6 +224,7 @@ class Assembler:
         """Keeps the statistics of whole episodes; one that was joined under way tells nothing."""
         block = self.block
         told = block.known[slots] & (block.episode_lengths[slots] > 0)
+        self._untold += block.agents[slots[~told]].tolist()
         if not np.count_nonzero(told):
             return
         whole = slots[told]
@@ -229,6 +235,8 @@ class Assembler:
                 group_returns=self._group_returns(slots[told & gone]),
                 teams=block.teams[whole],
                 outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
+                agents=block.agents[whole],
+                shared_returns=block.episode_group_returns[whole].astype(np.float32),
             )
         )
 
@@ -265,7 +273,7 @@ class Assembler:
             yield self._message(pieces, serial if not block.closed else 0)
             if serial and not block.closed:
                 return
-        if serial or (everything and self.episodes):
+        if serial or (everything and (self.episodes or self._untold)):
             yield self._message([], serial)
 
     def _message(self, pieces: list[Piece], serial: int) -> Segments:
@@ -273,7 +281,9 @@ class Assembler:
         rows = _joined([piece.rows for piece in pieces], np.int64)
         following = _joined([piece.following for piece in pieces], np.int64)
         self._sequence += 1
-        episodes, self.episodes = _joined_episodes(self.episodes), []
+        episodes, self.episodes = _joined_episodes(self.episodes, self._untold), []
+        self._untold = []
+        per_segment = {name: _joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
         return Segments(
             behavior=self.behavior,
             source=self.source,
@@ -287,9 +297,14 @@ class Assembler:
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
             episodes=episodes,
+            carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},
-            **{name: _joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT},
+            **per_segment,
         )
+
+    def _starts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+        """First row of each sequence."""
+        return sequences.divide(lengths, self._sizes.sequence)[0]
 
 
 _NOBODY: Slots = np.empty(0, np.int32)
@@ -313,15 +328,18 @@ def _joined(columns: list[Any], dtype: Any) -> Any:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def _joined_episodes(notes: list[Episodes]) -> Episodes:
+def _joined_episodes(notes: list[Episodes], untold: list[int]) -> Episodes:
     kinds = (
         ("returns", np.float32),
         ("lengths", np.int32),
         ("group_returns", np.float32),
         ("teams", np.int32),
         ("outcomes", np.float32),
+        ("agents", np.int64),
+        ("shared_returns", np.float32),
     )
-    return Episodes(**{name: _joined([getattr(note, name) for note in notes], dtype) for name, dtype in kinds})
+    columns = {name: _joined([getattr(note, name) for note in notes], dtype) for name, dtype in kinds}
+    return Episodes(**columns, untold=np.array(untold, np.int64))
 
 
 def _cut(record: Any, part: slice) -> Any:

@@ -35,6 +35,7 @@ class StepLog:
         continuous: [rows, continuous actions] raw sample.
         discrete: [rows, branches] chosen index.
         masks: [rows, choices of all branches] True = forbidden; None before the first mask.
+        carried: [rows, numbers] what the agent carried to the decision; None where the network asks for nothing.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class StepLog:
         self.continuous: NDArray[np.float32] = np.zeros((_FIRST_ROWS, 0), np.float32)
         self.discrete: NDArray[np.int32] = np.zeros((_FIRST_ROWS, 0), np.int32)
         self.masks: NDArray[np.bool_] | None = None
+        self.carried: NDArray[np.float32] | None = None
 
     def add(self, observations: tuple[AnyArray, ...]) -> int:
         """Writes what agents saw; there must be room.
@@ -85,6 +87,10 @@ class StepLog:
             self.masks[rows] = acted.masks[part]
         elif self.masks is not None:
             self.masks[rows] = False
+        if acted.carried is not None:
+            if self.carried is None:
+                self.carried = np.zeros((self.capacity, acted.carried.shape[1]), np.float32)
+            self.carried[rows] = acted.carried[part]
 
     def keep(self, needed: NDArray[np.bool_], room: int) -> Lines:
         """Gives up all rows but those needed, and grows where that makes too little room.
@@ -111,6 +117,7 @@ class StepLog:
         self.log_probs, self.versions = moved(self.log_probs), moved(self.versions)
         self.continuous, self.discrete = moved(self.continuous), moved(self.discrete)
         self.masks = None if self.masks is None else moved(self.masks)
+        self.carried = None if self.carried is None else moved(self.carried)
         self.size, self.capacity = len(kept), capacity
         numbers: Lines = np.cumsum(needed) - 1
         return numbers

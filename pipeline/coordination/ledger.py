@@ -117,7 +117,7 @@ class Ledger:
     """The budget and the books of one behavior.
 
     Attributes:
-        ghost: steps discarded as ghost.
+        ghost: steps played that nobody learns from, by all learner starts.
         stale: steps dropped as too old, by all learner starts.
         lost_learning: steps that learners had taken and the weights restored after them do not hold.
         unrecorded: steps in restored weights that the books had not heard of; they count as produced.
@@ -149,6 +149,7 @@ class Ledger:
         self._slice = self.budget if processes == 1 else max(1, buffer_size // (2 * processes))
         self._learner = ""
         self._learner_stale = 0
+        self._learner_ghost = 0
         self._cut_at = -1
         self._told = 0
 
@@ -246,7 +247,7 @@ class Ledger:
         if state.start != self._learner:
             held = self.unrecorded + taken_earlier - self.stale - self.ghost - self.lost_learning
             # It may have trained before we heard of it: that was not restored.
-            own = state.taken - state.training - state.buffered - state.stale
+            own = state.taken - state.training - state.buffered - state.stale - state.ghost
             kept = state.trained - own
             lost = max(0, held - kept)
             self.lost_learning += lost
@@ -254,9 +255,10 @@ class Ledger:
             # disk. What it holds beyond them was produced; without it the budget would allow as much more in flight.
             self.unrecorded += max(0, kept - held)
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
-            self._learner, self._learner_stale = state.start, 0
+            self._learner, self._learner_stale, self._learner_ghost = state.start, 0, 0
         self.stale += state.stale - self._learner_stale
-        self._learner_stale = state.stale
+        self.ghost += state.ghost - self._learner_ghost
+        self._learner_stale, self._learner_ghost = state.stale, state.ghost
         self.trained, self.training = state.trained, state.training
         self.version = max(self.version, state.version)
         return lost
@@ -343,7 +345,7 @@ class Ledger:
 
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
-_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_cut_at")
+_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at")
 
 
 def _unused(source: Source) -> int:

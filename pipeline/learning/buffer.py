@@ -1,6 +1,6 @@
 """The learner's buffer of finished segments.
 
-r rows of all segments, one segment after the other; s segments.
+r rows of all segments, one segment after the other; s segments; q sequences that these are divided into.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import sequences
 from pipeline.messages.service import Segments
 
 Array = NDArray[Any]
 
 _PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-_PER_SEGMENT = ("lengths", "terminated")
+_PER_SEGMENT = ("lengths", "terminated", "ended", "lives")
+_LIVES_OF_A_SOURCE = 2**40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,8 @@ class Batch:
     Attributes:
         lengths: [s] rows of each segment.
         terminated: [s] the episode ended with the segment: no bootstrap.
+        ended: [s] the agent's life ended with the segment, terminated or not.
+        lives: [s] number of the agent's life, unique in the run.
         next_observations: one [s, *shape] per observation: what followed each segment.
         observations: one [r, *shape] per observation.
         continuous: [r, continuous actions] raw samples.
@@ -36,10 +40,14 @@ class Batch:
         rewards: [r] the agent's own reward.
         group_rewards: [r] the group's reward.
         versions: [r] policy version that acted.
+        sequence_length: most steps of a sequence; 0 where agents carry nothing.
+        carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
     """
 
     lengths: Array
     terminated: Array
+    ended: Array
+    lives: Array
     next_observations: tuple[Array, ...]
     observations: tuple[Array, ...]
     continuous: Array
@@ -49,11 +57,8 @@ class Batch:
     rewards: Array
     group_rewards: Array
     versions: Array
-
-    @classmethod
-    def of(cls, record: Segments) -> Batch:
-        """The columns of a record that learning needs."""
-        return cls(**{name: getattr(record, name) for name in cls.__slots__})
+    sequence_length: int = 0
+    carried: Array | None = None
 
     @property
     def steps(self) -> int:
@@ -62,30 +67,62 @@ class Batch:
 
 
 class SegmentBuffer:
-    """Finished segments, oldest first. Its bound is the step budget of the behavior."""
+    """Finished segments, oldest first. Its bound is the step budget of the behavior.
 
-    def __init__(self) -> None:
+    Args:
+        sequence_length: most steps of a sequence, which is never split; 0 where agents carry nothing.
+    """
+
+    def __init__(self, sequence_length: int = 0) -> None:
+        self._sequence_length = sequence_length
         self._chunks: deque[Batch] = deque()
+        self._sources: dict[str, int] = {}
         self.steps = 0
 
     def add(self, record: Segments) -> None:
         """Appends the segments of `record`."""
-        self._append(Batch.of(record))
+        source = self._sources.setdefault(record.source, len(self._sources))
+        names = (*_PER_ROW, "lengths", "terminated", "next_observations", "observations", "masks")
+        self._append(
+            Batch(
+                **{name: getattr(record, name) for name in names},
+                ended=record.terminated | record.interrupted,
+                lives=source * _LIVES_OF_A_SOURCE + record.agents,
+                sequence_length=self._sequence_length,
+                carried=record.carried if self._sequence_length else None,
+            )
+        )
+
+    def whole(self, steps: int) -> int:
+        """How many of the `steps` oldest steps `take` would take: the sequence that reaches beyond them stays."""
+        left, length = min(steps, self.steps), self._sequence_length
+        if not length:
+            return left
+        fitting = 0
+        for chunk in self._chunks:
+            if chunk.steps > left:
+                ends = np.cumsum(chunk.lengths)
+                segment = int(np.searchsorted(ends, left, side="right"))
+                start = int(ends[segment] - chunk.lengths[segment])
+                return fitting + start + (left - start) // length * length
+            fitting += chunk.steps
+            left -= chunk.steps
+        return fitting
 
     def take(self, steps: int) -> Batch:
-        """Removes exactly the `steps` oldest steps.
+        """Removes the `steps` oldest steps: all of them, or where agents carry something `whole` of them.
 
         A segment that reaches beyond is split: its first part is closed at the boundary and
         bootstraps with the observation there; the rest stays.
 
         Args:
-            steps: from 1 to `self.steps`.
+            steps: from 1 to `self.steps`; at least `sequence_length`.
 
         Raises:
-            ValueError: fewer steps are there, or `steps` is below 1.
+            ValueError: fewer steps are there, or `steps` is below 1 or below a sequence.
         """
-        if not 1 <= steps <= self.steps:
-            raise ValueError(f"got {steps} steps to take; expected 1 to the {self.steps} that are there")
+        if not 1 <= steps <= self.steps or not (steps := self.whole(steps)):
+            raise ValueError(f"got {steps} steps to take; expected a sequence or more of the {self.steps} there are")
         taken: list[Batch] = []
         missing = steps
         while missing:
@@ -137,19 +174,22 @@ def _newest(chunk: Batch) -> Array:
 
 def _select(chunk: Batch, kept: Array) -> Batch:
     """The segments where `kept` is True."""
-    return _cut(chunk, np.repeat(kept, chunk.lengths), kept)
+    return _cut(chunk, np.repeat(kept, chunk.lengths), kept, np.repeat(kept, _sequences(chunk)))
 
 
 def _split(chunk: Batch, at: int) -> tuple[Batch, Batch]:
-    """The rows before row `at` (not the first, not beyond the last) and the rest."""
+    """The rows before row `at` (not the first, not beyond the last, no sequence reaches over it) and the rest."""
     ends = np.cumsum(chunk.lengths)
     segment = int(np.searchsorted(ends, at))
     inside = int(ends[segment]) - at  # rows of the boundary segment that stay behind
-    head = _cut(chunk, slice(0, at), slice(0, segment + 1))
-    tail = _cut(chunk, slice(at, None), slice(segment if inside else segment + 1, None))
+    before = int(_sequences(chunk)[: segment + 1].sum())
+    if inside and chunk.carried is not None:
+        before -= -(-inside // chunk.sequence_length)
+    head = _cut(chunk, slice(0, at), slice(0, segment + 1), slice(0, before))
+    tail = _cut(chunk, slice(at, None), slice(segment if inside else segment + 1, None), slice(before, None))
     if inside:
         head = _replace(head, lengths=_with_last(head.lengths, head.lengths[-1] - inside))
-        head = _replace(head, terminated=_with_last(head.terminated, False))
+        head = _replace(head, terminated=_with_last(head.terminated, False), ended=_with_last(head.ended, False))
         following = tuple(
             _with_last(next_rows, rows[at])
             for next_rows, rows in zip(head.next_observations, chunk.observations, strict=True)
@@ -169,14 +209,21 @@ def _replace(batch: Batch, **fields: Any) -> Batch:
     return Batch(**({name: getattr(batch, name) for name in Batch.__slots__} | fields))
 
 
-def _cut(chunk: Batch, rows: Any, segments: Any) -> Batch:
-    """The given rows and segments of every column."""
+def _sequences(chunk: Batch) -> Array:
+    """[s] sequences of each segment."""
+    return sequences.counts(chunk.lengths, chunk.sequence_length or 1)
+
+
+def _cut(chunk: Batch, rows: Any, segments: Any, starts: Any) -> Batch:
+    """The given rows, segments and sequences of every column."""
     return Batch(
         **{name: getattr(chunk, name)[rows] for name in _PER_ROW},
         **{name: getattr(chunk, name)[segments] for name in _PER_SEGMENT},
         next_observations=tuple(column[segments] for column in chunk.next_observations),
         observations=tuple(column[rows] for column in chunk.observations),
         masks=None if chunk.masks is None else chunk.masks[rows],
+        sequence_length=chunk.sequence_length,
+        carried=None if chunk.carried is None else chunk.carried[starts],
     )
 
 
@@ -187,10 +234,13 @@ def _concatenate(chunks: list[Batch]) -> Batch:
     if width is not None:
         free = [np.zeros((chunk.steps, width), np.bool_) if chunk.masks is None else chunk.masks for chunk in chunks]
         masks = np.concatenate(free)
+    carried = [chunk.carried for chunk in chunks if chunk.carried is not None]
     joined = {name: np.concatenate([getattr(c, name) for c in chunks]) for name in (*_PER_ROW, *_PER_SEGMENT)}
     return Batch(
         **joined,
         next_observations=tuple(map(np.concatenate, zip(*(c.next_observations for c in chunks), strict=True))),
         observations=tuple(map(np.concatenate, zip(*(c.observations for c in chunks), strict=True))),
         masks=masks,
+        sequence_length=chunks[0].sequence_length,
+        carried=np.concatenate(carried) if carried else None,
     )

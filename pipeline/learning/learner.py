@@ -54,8 +54,8 @@ class Learner:
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         self._ppo = PPO(spec, settings, self._generator)
-        self._networks = self._ppo.networks
-        self._buffer = SegmentBuffer()
+        self._networks = self._ppo.networks.modules
+        self._buffer = SegmentBuffer(settings.network_settings.sequence_length)
         self._episode_returns: list[NDArray[np.float32]] = []
         self._description = _description(spec, settings)
 
@@ -77,12 +77,15 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Any]:
         """What the networks are made of, for the log: features of the body, and parameters of actor and critic."""
-        actor, critic = self._ppo.actor, self._ppo.critic
+        actor, critic = self._ppo.actor, self._ppo.networks.critic
+        memory = self.settings.network_settings.memory
         return {
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
             "features": actor.encoder.size,
             "hidden_units": self.settings.network_settings.hidden_units,
             "num_layers": self.settings.network_settings.num_layers,
+            "memory": 0 if memory is None else memory.memory_size,
+            "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
             "actor_parameters": sum(parameter.numel() for parameter in actor.parameters()),
             "critic_parameters": 0 if critic is None else sum(parameter.numel() for parameter in critic.parameters()),
         }
@@ -108,8 +111,14 @@ class Learner:
         self.stale += dropped
         return dropped
 
+    def size_of_update(self, everything: bool = False) -> int:
+        """Steps that `update` would train on now."""
+        return self._buffer.whole(self._buffer.steps if everything else self.settings.hyperparameters.buffer_size)
+
     def update(self, everything: bool = False) -> UpdateReport:
         """Trains on the oldest `buffer_size` steps, or on all there are; the weights are a new version.
+
+        A sequence of a network that remembers is not split: where one reaches over the end, it waits for the next.
 
         Args:
             everything: train on the whole buffer (lockstep).

@@ -14,6 +14,9 @@ Where this differs from the paper:
 5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped.
 6. Adam's epsilon is 1e-8 (PyTorch's), not the 1e-5 of the authors' code.
 
+7. A network that remembers is trained on sequences from the memory that was stored at their start; no gradient flows
+   beyond that start (ML-Agents).
+
 B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
 """
 
@@ -22,27 +25,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeline.learning import losses, returns, signals
+from pipeline.learning.actor_critic import ActorCritic, Estimates, Prepared, Recalled, Recurrence, row_bytes
 from pipeline.learning.buffer import Batch
 from pipeline.learning.parameters import FlatParameters
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
 from pipeline.networks import distributions
-from pipeline.networks.actor import Actor
-from pipeline.networks.critic import Critic
 from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
-_ROWS_AT_ONCE = 1024
-_BYTES_AT_ONCE = 4 * 2**20
 _WIDE = 4096
 """Bytes of a row from which a column is shuffled a minibatch at a time, instead of all of it at once."""
 
@@ -98,9 +97,8 @@ class PPO:
     """Networks and optimiser of one behavior.
 
     Attributes:
-        actor: acts; where the critic is shared, its last outputs are the values.
-        critic: None where it is shared.
-        networks: all of them.
+        networks: actor and critic.
+        actor: the one of `networks`.
 
     Args:
         spec: of the behavior.
@@ -116,11 +114,9 @@ class PPO:
         self.settings = settings
         self.generator = generator
         self.signals = settings.reward_signals.named()
-        network, shared = settings.network_settings, settings.hyperparameters.shared_critic
-        self.actor = Actor(spec, network, generator, values=len(self.signals) if shared else 0)
-        self.critic = None if shared else Critic(spec, network, tuple(self.signals), generator)
-        self.networks = nn.ModuleDict({"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic}))
-        self.parameters = FlatParameters(self.networks)
+        self.networks = ActorCritic(spec, settings, generator)
+        self.actor = self.networks.actor
+        self.parameters = FlatParameters(self.networks.modules)
         flat = self.parameters.flat
         self.optimizer = torch.optim.Adam([flat], lr=settings.hyperparameters.learning_rate, fused=True)
         self.moments = {
@@ -140,15 +136,19 @@ class PPO:
         """
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
         self.optimizer.param_groups[0]["lr"] = coefficients.learning_rate
-        joined = self.actor.encoder.join(batch.observations)
-        rows = self._rows(batch, self.actor.encoder.prepare(joined), coefficients.epsilon)
-        size = min(hyper.batch_size, batch.steps)
+        prepared = self.networks.prepare(batch)
+        estimates = self.networks.estimate(prepared, batch)
+        rows, recurrence = self._rows(batch, prepared, estimates, coefficients.epsilon), estimates.recurrence
         done = [
-            self._step(minibatch, coefficients)
+            self._step(minibatch, recalled, coefficients)
             for _ in range(hyper.num_epoch)
-            for minibatch in minibatches(rows, size, self.generator)
+            for minibatch, recalled in (
+                minibatches(rows, hyper.batch_size, self.generator)
+                if recurrence is None
+                else recurrent_minibatches(rows, recurrence, hyper.batch_size // batch.sequence_length, self.generator)
+            )
         ]
-        self.actor.encoder.update(joined)
+        self.actor.encoder.update(prepared.joined)
         taken = [step for step in done if step is not None]
         return UpdateReport(
             statistics=self._statistics(taken, coefficients, rows),
@@ -159,11 +159,9 @@ class PPO:
             group_rewards=bool(batch.group_rewards.any()),
         )
 
-    def _rows(self, batch: Batch, inputs: Inputs, epsilon: float) -> Rows:
+    def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
-        following = self.actor.encoder.prepare(self.actor.encoder.join(batch.next_observations))
-        values = self._values(inputs)
-        next_values = self._values(following)
+        values, next_values = found.values, found.next_values
         next_values[batch.terminated] = 0.0
         estimates = np.stack(
             [
@@ -181,7 +179,7 @@ class PPO:
         )
         advantage_R = torch.from_numpy(returns.normalized(estimates.mean(1)))
         return Rows(
-            inputs=inputs,
+            inputs=prepared.inputs,
             continuous=torch.from_numpy(batch.continuous),
             discrete=torch.from_numpy(batch.discrete).long(),
             masks=None if batch.masks is None else torch.from_numpy(batch.masks),
@@ -192,28 +190,9 @@ class PPO:
             values=torch.from_numpy(values),
         )
 
-    def value(self, inputs: Inputs) -> Tensor:
-        """Values [B, S] of prepared observations."""
-        values_BS: Tensor = self.actor(inputs)[:, self.actor.outputs :] if self.critic is None else self.critic(inputs)
-        return values_BS
-
-    def both(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Means and logits [B, H], and values [B, S]; in one pass where the critic is shared."""
-        outputs = self.actor(inputs)
-        if self.critic is not None:
-            return outputs, self.critic(inputs)
-        return outputs[:, : self.actor.outputs], outputs[:, self.actor.outputs :]
-
-    @torch.no_grad()
-    def _values(self, inputs: Inputs) -> NDArray[np.float32]:
-        """[R, S], some rows at a time: they stay in the processor's cache."""
-        widest = max(map(_row_bytes, inputs))
-        size = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, widest)))
-        parts = zip(*(torch.split(column, size) for column in inputs), strict=True)
-        values_RS: NDArray[np.float32] = torch.cat([self.value(rows) for rows in parts]).numpy()
-        return values_RS
-
-    def _step(self, rows: Rows, coefficients: Coefficients) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _step(
+        self, rows: Rows, recalled: Recalled | None, coefficients: Coefficients
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """One step of Adam on a minibatch.
 
         Returns:
@@ -221,7 +200,7 @@ class PPO:
             was done.
         """
         actor, actions = self.actor, self.actor.actions
-        head_BH, values_BS = self.both(rows.inputs)
+        head_BH, values_BS = self.networks.both(rows.inputs, recalled)
         with torch.no_grad():
             chosen = distributions.evaluate(
                 actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks
@@ -253,29 +232,40 @@ class PPO:
         for name, value in zip(self.signals, rows.values.mean(0).tolist(), strict=True):
             statistics[f"Policy/{name.capitalize()} Value Estimate"] = value
         if taken:
-            objective, squares, entropy = (torch.stack(column) for column in zip(*taken, strict=True))
-            statistics["Losses/Policy Loss"] = objective.mean(1).abs().mean().item()
+            means = ([part.mean() for part in column] for column in zip(*taken, strict=True))  # sizes may differ
+            objective, squares, entropy = (torch.stack(column) for column in means)
+            statistics["Losses/Policy Loss"] = objective.abs().mean().item()
             statistics["Losses/Value Loss"] = squares.mean().item()
             statistics["Policy/Entropy"] = entropy.mean().item()
         return statistics
 
 
-def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[Rows]:
-    """The rows in a random order, `size` at a time; what is left over is left out."""
+def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, None]]:
+    """The rows in a random order, `size` or all at a time; what is left over is left out."""
     steps = len(rows.log_prob)
+    size = min(size, steps)
     count = steps // size
     order_R = torch.randperm(steps, generator=generator)[: count * size]
     inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
     others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
-    return (Rows(*parts) for parts in zip(inputs, *others, strict=True))
+    return ((Rows(*parts), None) for parts in zip(inputs, *others, strict=True))
+
+
+def recurrent_minibatches(
+    rows: Rows, recurrence: Recurrence, size: int, generator: torch.Generator
+) -> Iterator[tuple[Rows, Recalled]]:
+    """The sequences in a random order, `size` (at least one) or all at a time; what is left over is left out."""
+    count = len(recurrence.lengths)
+    size = min(max(1, size), count)
+    order_q = torch.randperm(count, generator=generator)[: count // size * size].numpy()
+    for which_q in order_q.reshape(-1, size):
+        at_B, recalled = recurrence.some(which_q)
+        others: Any = (None if column is None else column.index_select(0, at_B) for column in rows[1:])
+        yield Rows(tuple(column.index_select(0, at_B) for column in rows.inputs), *others), recalled
 
 
 def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
     """A column in another order, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
-    if _row_bytes(column) < _WIDE:
+    if row_bytes(column) < _WIDE:
         return torch.split(column.index_select(0, order_R), size)
     return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))
-
-
-def _row_bytes(column: Tensor) -> int:
-    return math.prod(column.shape[1:]) * column.element_size()

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import field
 
+import numpy as np
+
 from pipeline.messages.schema import (
     F32,
     I32,
@@ -101,6 +103,8 @@ class Acted:
         continuous: [n, continuous actions] raw sample; None where the behavior has none.
         discrete: [n, branches] chosen index; None where the behavior has none.
         masks: [n, choices of all branches] True = forbidden; None where nothing was.
+        carried: [n, numbers carried] what the agent carried to this decision: memory, previous action; None where the
+            network asks for neither.
     """
 
     slots: I32 | None
@@ -109,6 +113,7 @@ class Acted:
     continuous: F32Matrix | None = None
     discrete: I32Matrix | None = None
     masks: FlagsMatrix | None = None
+    carried: F32Matrix | None = None
 
 
 @record("behavior_steps")
@@ -166,6 +171,10 @@ class Episodes:
         group_returns: [g] sum of the group's rewards, once per ended group.
         teams: [e] team of each episode.
         outcomes: [e] 1 won, 0.5 drawn, 0 lost, -1 unsaid.
+        agents: [e] id of the agent's life, which is the episode.
+        shared_returns: [e] sum of the group's rewards while the agent lived.
+        untold: ids of lives that are over and of which nothing is told: their simulator went away, or they had begun
+            before this start of assembly.
     """
 
     returns: F32
@@ -173,6 +182,9 @@ class Episodes:
     group_returns: F32
     teams: I32
     outcomes: F32
+    agents: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    shared_returns: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+    untold: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @record("segments")
@@ -208,6 +220,8 @@ class Segments:
         agents: [s] id of the agent's life.
         simulators: [s] connection number of the simulator.
         episodes: what ended since the last message.
+        carried: [q, numbers carried] what the agent carried to the first step of each sequence: a segment's first step,
+            and every `sequence_length` steps from there; None where the network asks for nothing.
     """
 
     behavior: str
@@ -236,6 +250,7 @@ class Segments:
     agents: I64
     simulators: I32
     episodes: Episodes
+    carried: F32Matrix | None = None
 
 
 # ---------------------------------------------------------------- boards
@@ -270,6 +285,7 @@ class LearnerState:
         training: of these, steps in the update under way.
         buffered: of these, steps that wait for an update.
         stale: steps dropped as too old since this start.
+        ghost: steps that were played and are not learned from, since this start.
         duplicate: steps dropped because they had been taken before, since this start.
         done: `max_steps` is reached.
         checkpoint: folder of the newest checkpoint within the run folder, "" for none.
@@ -285,6 +301,7 @@ class LearnerState:
     training: int = 0
     buffered: int = 0
     stale: int = 0
+    ghost: int = 0
     duplicate: int = 0
     done: bool = False
     checkpoint: str = ""

@@ -1,6 +1,8 @@
+# ruff: noqa: N803 (names end in their shape)
 """The actor: from observations to actions.
 
-B rows, F features, C continuous actions, D branches, K choices of all branches, H = C + K.
+B rows, Q sequences, F features, C continuous actions, D branches, K choices of all branches, H = C + K,
+P = C + K features of a previous action, M values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -13,18 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pipeline.actions import previous_features
 from pipeline.networks import distributions
 from pipeline.networks.encoders import Encode, Encoder, Inputs
+from pipeline.networks.recurrent import Layout, Recurrent
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import Arrays, to_arrays
-from pipeline.specs import BehaviorSpec
+from pipeline.specs import ActionSpec, BehaviorSpec
 
 MEAN_GAIN: Final = 0.2
 LOGIT_GAIN: Final = 0.1
 VALUE_GAIN: Final = 1.0
-
-LIMIT: Final = np.float32(3.0)
-"""Continuous samples beyond this, either sign, are the same action to a simulator."""
 
 Choices = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""
@@ -41,6 +42,7 @@ class Actor(nn.Module):
 
     Attributes:
         outputs: H, those that are not values.
+        carried: numbers that an agent carries from one decision to the next: M, then P where they are shown.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
@@ -61,11 +63,23 @@ class Actor(nn.Module):
         gains = [MEAN_GAIN] * spec.actions.continuous + [LOGIT_GAIN] * spec.actions.mask_size
         self.outputs = len(gains)
         self.body = self.encoder.body(settings, [*gains, *[VALUE_GAIN] * values], source)
+        self.carried = settings.carried(spec.actions)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
-    def forward(self, prepared: Inputs) -> Tensor:
-        """Means and logits, [B, H], then values, of observations that `encoder.prepare` has seen."""
-        return self.body(self.encoder(prepared))  # type: ignore[no-any-return]
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The body, where it remembers."""
+        return self.body if isinstance(self.body, Recurrent) else None
+
+    def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
+        """Means and logits, [B, H], then values, of observations that `encoder.prepare` has seen.
+
+        Args:
+            prepared: observations.
+            layout: how the rows form sequences, where the network remembers.
+            memory_QM: before the first row of each sequence, likewise.
+        """
+        return through(self.body, self.encoder(prepared), layout, memory_QM)
 
     def act(
         self,
@@ -74,7 +88,7 @@ class Actor(nn.Module):
         generator: torch.Generator,
         deterministic: bool = False,
     ) -> Choices:
-        """Chooses once with the present weights: `Acting.act` of a `frozen` copy."""
+        """Chooses once with the present weights: `Acting.act` of a `frozen` copy that carries nothing."""
         return self.frozen().act(observations, masks, generator, deterministic)
 
     def arrays(self) -> Arrays:
@@ -87,9 +101,12 @@ class Actor(nn.Module):
 
     def frozen(self) -> Acting:
         """A copy of the present weights that does nothing but act."""
-        return Acting(
-            self.encoder.frozen(), self.body.frozen(self.outputs), distributions.Sampler(self.actions, self.log_sigma)
-        )
+        sampler = distributions.Sampler(self.actions, self.log_sigma)
+        if not self.carried:
+            return Acting(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
+        remembered = self.carried - self.encoder.previous
+        body = self.body.frozen(self.outputs)
+        return Carrying(self.encoder.frozen(), body, sampler, self.actions, remembered, self.encoder.previous)
 
 
 class Acting:
@@ -99,11 +116,16 @@ class Acting:
         encode: from observations to the body's input.
         body: from there to means and logits.
         sampler: from there to actions.
+
+    Attributes:
+        carried: numbers that an agent carries from one decision to the next.
     """
 
     __slots__ = ("_body", "_encode", "_sampler")
 
-    def __init__(self, encode: Encode, body: Callable[[Tensor], Tensor], sampler: distributions.Sampler) -> None:
+    carried = 0
+
+    def __init__(self, encode: Encode, body: Callable[..., Any], sampler: distributions.Sampler) -> None:
         self._encode = encode
         self._body = body
         self._sampler = sampler
@@ -114,6 +136,7 @@ class Acting:
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
+        carried: NDArray[np.float32] | None = None,
     ) -> Choices:
         """Chooses an action per row.
 
@@ -122,16 +145,68 @@ class Acting:
             masks: [B, K] True = forbidden; None allows everything.
             generator: random source.
             deterministic: take the most likely action.
+            carried: [B, numbers carried] by each agent, zeros at its first decision; what it carries on takes their
+                place. Needed where `carried` is not 0.
 
         Returns:
             continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
         """
-        return self._sampler.sample(self._body(self._encode(observations)), masks, generator, deterministic)
+        del carried
+        return self._sampler.sample(self._body(self._encode(observations, None)), masks, generator, deterministic)
 
 
-def to_environment(continuous: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Actions in [-1, 1] for a simulator, of raw samples [B, C]: clipped to +-3, divided by 3."""
-    executed = np.minimum(continuous, LIMIT)  # np.clip is one call, but a slower one
-    np.maximum(executed, -LIMIT, out=executed)
-    executed /= LIMIT
-    return executed
+class Carrying(Acting):
+    """A policy of fixed weights whose agents carry something along: a memory [M], their last action [P], or both.
+
+    Args:
+        encode: from observations and previous actions to the body's input.
+        body: from there to means and logits; where there is a memory, of that too, with the memory after it.
+        sampler: from there to actions.
+        actions: spec of the actions.
+        remembered: M.
+    """
+
+    __slots__ = ("_actions", "_remembered", "carried")
+
+    def __init__(
+        self,
+        encode: Encode,
+        body: Callable[..., Any],
+        sampler: distributions.Sampler,
+        actions: ActionSpec,
+        remembered: int,
+        previous: int,
+    ) -> None:
+        super().__init__(encode, body, sampler)
+        self.carried = remembered + previous
+        self._actions = actions
+        self._remembered = remembered
+
+    def act(
+        self,
+        observations: Sequence[NDArray[Any]],
+        masks: NDArray[np.bool_] | None,
+        generator: torch.Generator,
+        deterministic: bool = False,
+        carried: NDArray[np.float32] | None = None,
+    ) -> Choices:
+        """Chooses an action per row, as `Acting.act`."""
+        if carried is None:
+            carried = np.zeros((len(observations[0]), self.carried), np.float32)
+        remembered, before = self._remembered, torch.from_numpy(carried)
+        shown = before[:, remembered:] if self.carried > remembered else None
+        features = self._encode(observations, shown)
+        if remembered:
+            outputs, after = self._body(features, before[:, :remembered])
+            carried[:, :remembered] = after.numpy()
+        else:
+            outputs = self._body(features)
+        choices = self._sampler.sample(outputs, masks, generator, deterministic)
+        if shown is not None:
+            carried[:, remembered:] = previous_features(self._actions, *choices[:2])
+        return choices
+
+
+def through(body: nn.Module, features: Tensor, layout: Layout | None, memory_QM: Tensor | None) -> Tensor:
+    """Outputs of a body, whether it remembers or not; `layout` and `memory_QM` are for one that does."""
+    return body(features) if layout is None else body(features, layout, memory_QM)  # type: ignore[no-any-return]

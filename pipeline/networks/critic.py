@@ -1,6 +1,7 @@
+# ruff: noqa: N803 (names end in their shape)
 """The critic: from observations to the value of each reward signal.
 
-B rows, F features, S reward signals.
+B rows, F features, S reward signals, Q sequences, M values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.actor import VALUE_GAIN
+from pipeline.networks.actor import VALUE_GAIN, through
 from pipeline.networks.encoders import Encoder, Inputs
+from pipeline.networks.recurrent import Layout, Recurrent
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
 
@@ -37,6 +39,17 @@ class Critic(nn.Module):
         self.encoder = Encoder(spec, settings.model_copy(update={"normalize": False}), generator)
         self.body = self.encoder.body(settings, [VALUE_GAIN] * len(signals), generator)
 
-    def forward(self, prepared: Inputs) -> Tensor:
-        """Values, [B, S], of observations that the actor's encoder has prepared."""
-        return self.body(self.encoder(prepared))  # type: ignore[no-any-return]
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The body, where it remembers."""
+        return self.body if isinstance(self.body, Recurrent) else None
+
+    def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
+        """Values, [B, S], of observations that the actor's encoder has prepared.
+
+        Args:
+            prepared: observations.
+            layout: how the rows form sequences, where the network remembers.
+            memory_QM: of the critic, before the first row of each sequence, likewise.
+        """
+        return through(self.body, self.encoder(prepared), layout, memory_QM)

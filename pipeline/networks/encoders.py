@@ -1,12 +1,13 @@
+# ruff: noqa: N803 (names end in their shape)
 """From the observations of a behavior to the input of a body: an encoder per kind, side by side.
 
 An encoder has two parts. `prepare` is what no gradient flows through (joining, normalisation): a
 learner calls it once per update for all rows. `forward` is what trains, called per minibatch.
 Vectors are joined into one row of features and have no trained part; images, entities and goals
-travel beside it as they came. `frozen` is both parts in one plain function, for acting with weights
-that do not change.
+travel beside it as they came. What the agent did before, where it is asked for, is more features.
+`frozen` is both parts in one plain function, for acting with weights that do not change.
 
-B rows, F features.
+B rows, F features, P features of the previous action.
 """
 
 from __future__ import annotations
@@ -26,21 +27,26 @@ from pipeline.networks.images import ImageEncoder
 from pipeline.networks.limits import refuse_unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.recurrent import Recurrent
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import BehaviorSpec
 
 Inputs = tuple[Tensor, ...]
 """[B, F] of all vectors, then one tensor for each other observation in the order of the spec."""
 
-Encode = Callable[[Sequence[NDArray[Any]]], Tensor]
-"""From one [B, *shape] array per observation to the input of a body, [B, F]."""
+Encode = Callable[[Sequence[NDArray[Any]], Tensor | None], Tensor]
+"""From one [B, *shape] array per observation, and previous actions [B, P] if asked for, to a body's input, [B, F]."""
+
+
+Body = Perceptron | Conditioned | Recurrent
 
 
 class Encoder(nn.Module):
     """All observations of a behavior.
 
-    Features are, in this order: vectors (normalised where the settings say so), `hidden_units` for each image,
-    as many for all lists of entities together, and goals. Goals count as vectors unless they condition the body.
+    Features are, in this order: vectors (normalised where the settings say so), the previous action, `hidden_units`
+    for each image, as many for all lists of entities together, and goals. Goals count as vectors unless they condition
+    the body.
 
     Args:
         spec: of the behavior.
@@ -64,6 +70,8 @@ class Encoder(nn.Module):
         )
         size = sum(spec.observations[at].shape[0] for at in self._vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
+        self.previous = settings.previous_size(spec.actions)
+        size += self.previous
         units = settings.hidden_units
         self.images = nn.ModuleList(
             ImageEncoder(one.shape, settings.vis_encode_type, units, generator)
@@ -93,9 +101,12 @@ class Encoder(nn.Module):
         others = (np.require(observations[at], requirements=["C", "W"]) for at in self._others)
         return (torch.from_numpy(joined), *map(torch.from_numpy, others))
 
-    def prepare(self, joined: Inputs) -> Inputs:
-        """The part without gradient."""
-        return joined if self.normalizer is None else (self.normalizer(joined[0]), *joined[1:])
+    def prepare(self, joined: Inputs, previous_BP: Tensor | None = None) -> Inputs:
+        """The part without gradient; with previous actions where the settings ask for them."""
+        vectors, *others = joined
+        if self.normalizer is not None:
+            vectors = self.normalizer(vectors)
+        return (vectors if previous_BP is None else torch.cat((vectors, previous_BP), 1), *others)
 
     def update(self, joined: Inputs) -> None:
         """Takes rows into the running statistics; after an update's last minibatch, never during it."""
@@ -115,28 +126,34 @@ class Encoder(nn.Module):
 
     def frozen(self) -> Encode:
         """`join`, `prepare` and `forward` as one plain function, of a copy of the present weights."""
-        if not self.plain:
+        if not self.plain or self.previous:
             encoder = copy.deepcopy(self).requires_grad_(False)
-            return lambda observations: encoder(encoder.prepare(encoder.join(observations)))
+            return lambda observations, previous: encoder(encoder.prepare(encoder.join(observations), previous))
         if self.normalizer is None:
-            return _joined
+            return lambda observations, _: _joined(observations)
         normalize = self.normalizer.frozen()
-        return lambda observations: normalize(_joined(observations))
+        return lambda observations, _: normalize(_joined(observations))
 
-    def body(
-        self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator
-    ) -> Perceptron | Conditioned:
-        """The body that reads these features, with its outputs.
+    def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
+        """The body that reads these features, with its outputs; one that remembers where the settings say so.
 
         Args:
             settings: of the network.
             output_gains: factors on the initial weights of each output.
             generator: random source of the initial weights.
         """
-        units = [settings.hidden_units] * settings.num_layers
-        if self.goal:
-            return Conditioned(self.size - self.goal, self.goal, units, output_gains, generator)
-        return Perceptron(self.size, units, output_gains, generator)
+        width, features = settings.hidden_units, self.size - self.goal
+        units = [width] * settings.num_layers
+        if settings.memory is None:
+            if self.goal:
+                return Conditioned(features, self.goal, units, output_gains, generator)
+            return Perceptron(features, units, output_gains, generator)
+        trunk = (
+            Conditioned(features, self.goal, units, None, generator)
+            if self.goal
+            else Perceptron(features, units[1:], [1.0] * width, generator)
+        )
+        return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator)
 
 
 def _joined(observations: Sequence[NDArray[Any]]) -> Tensor:

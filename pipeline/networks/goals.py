@@ -27,7 +27,8 @@ class Conditioned(nn.Module):
         features: F.
         goal: G, the last inputs of each row.
         units: U of each hidden layer, in order.
-        output_gains: O factors on the initial weights of each output.
+        output_gains: O factors on the initial weights of each output; None for no outputs: what the last hidden layer
+            sums up is put out instead.
         generator: random source of the initial weights.
 
     Attributes:
@@ -35,7 +36,12 @@ class Conditioned(nn.Module):
     """
 
     def __init__(
-        self, features: int, goal: int, units: Sequence[int], output_gains: Sequence[float], generator: torch.Generator
+        self,
+        features: int,
+        goal: int,
+        units: Sequence[int],
+        output_gains: Sequence[float] | None,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self._goal = goal
@@ -43,25 +49,28 @@ class Conditioned(nn.Module):
         sizes = [features, *units]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes[:-1]))
         self.hyper = _Hyper(sizes[-2], sizes[-1], goal, generator)
-        self.head = nn.Linear(sizes[-1], len(output_gains))
-        for layer in (*self.layers, self.head):
+        self.head = None if output_gains is None else nn.Linear(sizes[-1], len(output_gains))
+        for layer in self.layers:
             assert isinstance(layer, nn.Linear)
             draw(layer, 1.0, generator)
-        with torch.no_grad():
-            self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
+        if self.head is not None:
+            draw(self.head, 1.0, generator)
+            with torch.no_grad():
+                self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Outputs, [B, O], of features with the goal behind them."""
         hidden_BU, goal_BG = rows_BF[:, : -self._goal], rows_BF[:, -self._goal :]
         for layer in self.layers:
             hidden_BU = silu(layer(hidden_BU))
-        outputs_BO: Tensor = self.head(silu(self.hyper(hidden_BU, goal_BG)))
-        return outputs_BO
+        sums_BU: Tensor = self.hyper(hidden_BU, goal_BG)
+        return sums_BU if self.head is None else self.head(silu(sums_BU))
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
         body = copy.deepcopy(self).requires_grad_(False)
-        body.head.weight.data, body.head.bias.data = body.head.weight[:outputs], body.head.bias[:outputs]
+        if body.head is not None:
+            body.head.weight.data, body.head.bias.data = body.head.weight[:outputs], body.head.bias[:outputs]
         return body
 
 

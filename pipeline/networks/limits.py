@@ -46,12 +46,6 @@ def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
             expected="another observation beside the goal, which conditions how it is read",
             remedy="set network_settings.goal_conditioning_type to none, which reads goals as vectors",
         )
-    if settings.memory is not None:
-        raise Unsupported(
-            got="network_settings.memory",
-            expected="a network without memory",
-            remedy="remove memory, and stack past observations in the simulator if the task needs them",
-        )
 
 
 def _check_size(image: ObservationSpec, settings: NetworkSettings) -> None:

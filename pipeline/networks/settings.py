@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.specs import ActionSpec
+
 VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
 GoalConditioning = Literal["hyper", "none"]
 
@@ -35,6 +37,8 @@ class NetworkSettings(BaseModel):
         memory: the recurrent layer; None for none.
         goal_conditioning_type: how goal observations condition the body.
         deterministic: act with the most likely action instead of a sample.
+        previous_action: show the networks what the agent did at its last decision: continuous actions as the simulator
+            got them, discrete ones as one 1 per branch; zeros at the first decision of an episode.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -46,3 +50,17 @@ class NetworkSettings(BaseModel):
     memory: MemorySettings | None = None
     goal_conditioning_type: GoalConditioning = "hyper"
     deterministic: bool = False
+    previous_action: bool = False
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps from one stored memory of an agent to the next; 0 where nothing is remembered."""
+        return self.memory.sequence_length if self.memory is not None else int(self.previous_action)
+
+    def carried(self, actions: ActionSpec) -> int:
+        """Numbers that an agent carries from one decision to the next: memory, then the previous action."""
+        return (0 if self.memory is None else self.memory.memory_size) + self.previous_size(actions)
+
+    def previous_size(self, actions: ActionSpec) -> int:
+        """Features of the previous action; 0 where it is not shown."""
+        return actions.continuous + actions.mask_size if self.previous_action else 0

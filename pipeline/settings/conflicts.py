@@ -38,7 +38,7 @@ class Conflicts(ValueError):
 
 def conflicts(settings: Settings) -> tuple[Conflict, ...]:
     """All contradictions in `settings`."""
-    return (*_names(settings), *_mode(settings), *_lockstep(settings), *_lessons(settings))
+    return (*_names(settings), *_mode(settings), *_lockstep(settings), *_sequences(settings), *_lessons(settings))
 
 
 def threaded(settings: Settings) -> dict[str, bool]:
@@ -84,6 +84,22 @@ def _lockstep(settings: Settings) -> Iterator[Conflict]:
             text=f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
             "write stepping_processes: 1, or mode: overlap",
         )
+
+
+def _sequences(settings: Settings) -> Iterator[Conflict]:
+    for name, behavior in settings.behaviors.items():
+        memory, size = behavior.network_settings.memory, behavior.hyperparameters.batch_size
+        if memory is not None and size < memory.sequence_length:
+            place: Path = ("behaviors", name)
+            yield Conflict(
+                paths=(
+                    (*place, "hyperparameters", "batch_size"),
+                    (*place, "network_settings", "memory", "sequence_length"),
+                    (*place, "network_settings", "memory"),
+                ),
+                text=f"got batch_size {size} with sequence_length {memory.sequence_length}; "
+                "expected a minibatch of at least one sequence; raise batch_size or lower sequence_length",
+            )
 
 
 def _lessons(settings: Settings) -> Iterator[Conflict]:

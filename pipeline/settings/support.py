@@ -38,6 +38,12 @@ def without_effect(settings: Settings) -> list[str]:
                 f"behaviors.{name}.time_horizon {behavior.time_horizon}: "
                 f"segments are cut when buffer_size {parameters.buffer_size} is reached"
             )
+        memory = behavior.network_settings.memory
+        if memory is not None and memory.sequence_length > behavior.time_horizon:
+            lines.append(
+                f"behaviors.{name}.network_settings.memory.sequence_length {memory.sequence_length}: "
+                f"sequences end with their segment, after time_horizon {behavior.time_horizon}"
+            )
     return lines
 
 
@@ -48,8 +54,6 @@ def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
         yield "self_play: ghosts"
     if behavior.behavioral_cloning is not None:
         yield "behavioral_cloning: imitation of demonstrations"
-    if behavior.network_settings.memory is not None:
-        yield "network_settings.memory: recurrent networks"
     if behavior.init_path is not None:
         yield "init_path: weights of another run"
     for name in behavior.reward_signals.named():

@@ -32,6 +32,7 @@ class SlotTable:
         self.groups: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.teams: Slots = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: Slots = np.zeros(_FIRST_SLOTS, np.int32)
+        self.carried: NDArray[np.float32] = np.zeros((_FIRST_SLOTS, 0), np.float32)
         self._lives = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
 
@@ -63,7 +64,7 @@ class SlotTable:
         self._free.sort(reverse=True)
 
     def begin(self, slots: Slots, groups: Ids | int, team: int, simulator: int) -> None:
-        """Starts a new life in each of `slots`."""
+        """Starts a new life in each of `slots`, which carries nothing yet."""
         self.live[slots] = True
         self.acted[slots] = False
         self.agents[slots] = np.arange(self._lives + 1, self._lives + 1 + len(slots))
@@ -71,10 +72,17 @@ class SlotTable:
         self.groups[slots] = groups
         self.teams[slots] = team
         self.simulators[slots] = simulator
+        self.carried[slots] = 0
+
+    def carry(self, slots: Slots, numbers: int) -> NDArray[np.float32]:
+        """[n, numbers] Copy of what the agents of `slots` carry from their last decision."""
+        if self.carried.shape[1] != numbers:  # known with the first weights
+            self.carried = np.zeros((len(self.live), numbers), np.float32)
+        return self.carried[slots]
 
     def _grow(self) -> None:
         size = len(self.live)
-        for name in ("live", "acted", "agents", "groups", "teams", "simulators"):
+        for name in ("live", "acted", "agents", "groups", "teams", "simulators", "carried"):
             column: NDArray[Any] = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self._free = [*range(2 * size - 1, size - 1, -1), *self._free]

@@ -23,8 +23,17 @@ class Policy(Protocol):
     def version(self) -> int:
         """Policy version."""
 
-    def act(self, observations: tuple[NDArray[Any], ...], masks: NDArray[np.bool_] | None) -> Chosen:
-        """Chooses for all rows in one pass."""
+    @property
+    def carried(self) -> int:
+        """Numbers that an agent carries from one decision to the next."""
+
+    def act(
+        self,
+        observations: tuple[NDArray[Any], ...],
+        masks: NDArray[np.bool_] | None,
+        carried: NDArray[np.float32] | None,
+    ) -> Chosen:
+        """Chooses for all rows in one pass; what the agents carry on takes the place of what they `carried`."""
 
 
 @dataclass(slots=True)
@@ -62,10 +71,17 @@ def choose(arrivals: list[Arrival], behavior: Behavior, policy: Policy) -> Choic
     slots = [arrival.slots for arrival in arrivals]
     columns = zip(*(rows.observations for rows in decisions), strict=True)
     masks = join_optional([rows.masks for rows in decisions], map(len, slots))
-    chosen = policy.act(tuple(join_columns(column) for column in columns), masks)
+    table, carried, carried_on = behavior.table, None, None
+    if policy.carried:
+        all_slots = join_columns(slots)
+        carried = table.carry(all_slots, policy.carried)
+        carried_on = carried.copy()
+    chosen = policy.act(tuple(join_columns(column) for column in columns), masks, carried_on)
+    if carried_on is not None:
+        table.carried[all_slots] = carried_on
     for column in slots:
-        behavior.table.acted[column] = True
-    return Choice(slots, chosen, masks, policy.version)
+        table.acted[column] = True
+    return Choice(slots, chosen, masks, policy.version, carried)
 
 
 def answer(arrival: Arrival, chosen: Chosen, rows: slice) -> BehaviorActions:

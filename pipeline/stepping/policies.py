@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.actions import to_environment
 from pipeline.messages.service import PolicyWeights
-from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.actor import Actor
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays
 from pipeline.specs import BehaviorSpec
@@ -43,9 +44,21 @@ class CurrentPolicy:
         self._acting = self._actor.frozen()
         self.version = weights.version
 
-    def act(self, observations: tuple[NDArray[Any], ...], masks: NDArray[np.bool_] | None) -> Chosen:
-        """Chooses for all rows in one forward pass."""
-        continuous, discrete, log_probs = self._acting.act(observations, masks, self._generator, self._deterministic)
+    @property
+    def carried(self) -> int:
+        """Numbers that an agent carries from one decision to the next."""
+        return self._acting.carried
+
+    def act(
+        self,
+        observations: tuple[NDArray[Any], ...],
+        masks: NDArray[np.bool_] | None,
+        carried: NDArray[np.float32] | None = None,
+    ) -> Chosen:
+        """Chooses for all rows in one forward pass; what agents carry on takes the place of what they `carried`."""
+        continuous, discrete, log_probs = self._acting.act(
+            observations, masks, self._generator, self._deterministic, carried
+        )
         return Chosen(
             continuous=continuous, executed=to_environment(continuous), discrete=discrete, log_probs=log_probs
         )

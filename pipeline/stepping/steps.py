@@ -36,12 +36,17 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one forward pass chose: for `slots`, one column per simulator and behavior id."""
+    """What one forward pass chose: for `slots`, one column per simulator and behavior id.
+
+    Attributes:
+        carried: [n, numbers] what each agent carried to this decision; None where the network asks for nothing.
+    """
 
     slots: list[Slots]
     chosen: Chosen
     masks: NDArray[np.bool_] | None
     version: int
+    carried: NDArray[np.float32] | None = None
 
 
 class Lives:
@@ -196,6 +201,7 @@ def _acted(ticks: list[Tick]) -> Acted | None:
         continuous=join_columns([one.continuous for one in chosen]) if chosen[0].continuous.shape[1] else None,
         discrete=join_columns([one.discrete for one in chosen]) if chosen[0].discrete.shape[1] else None,
         masks=join_optional([choice.masks for choice in choices], sizes),
+        carried=join_optional([choice.carried for choice in choices], sizes),
     )
 
 

@@ -11,6 +11,7 @@ from assembly_world import Tick
 from pipeline.messages.service import Acted, Ended, Joined, Reported, Segments
 
 Seen = tuple[tuple[float, ...], ...]
+Carried = tuple[float, ...] | None
 
 
 @dataclass
@@ -32,6 +33,8 @@ class StepTwin:
 
 @dataclass
 class SegmentTwin:
+    """A segment; `carried` to the first step of each of its sequences."""
+
     agent: int
     group: int
     team: int
@@ -41,6 +44,7 @@ class SegmentTwin:
     terminated: bool = False
     interrupted: bool = False
     group_ended: bool = False
+    carried: list[Carried] = field(default_factory=list)
 
 
 @dataclass
@@ -53,6 +57,8 @@ class AgentTwin:
     seen: Seen | None = None
     action: Action | None = None
     steps: list[StepTwin] = field(default_factory=list)
+    to_action: Carried = None
+    to_steps: list[Carried] = field(default_factory=list)
     total: float = 0.0
     group_total: float = 0.0
     length: int = 0
@@ -67,8 +73,9 @@ class EpisodesTwin:
 class AssemblerTwin:
     """What an assembler should have recorded, agent by agent."""
 
-    def __init__(self, horizon: int) -> None:
+    def __init__(self, horizon: int, sequence: int = 1) -> None:
         self.horizon = horizon
+        self.sequence = sequence
         self.agents: dict[int, AgentTwin] = {}
         self.segments: list[SegmentTwin] = []
         self.episodes = EpisodesTwin()
@@ -115,6 +122,7 @@ class AssemblerTwin:
         group_reward = 0.0 if rows.group_rewards is None else float(rows.group_rewards[row])
         assert agent.seen is not None
         agent.steps.append(StepTwin(agent.seen, agent.action, reward, group_reward))
+        agent.to_steps.append(agent.to_action)
         agent.action = None
         agent.total += reward
         agent.group_total += group_reward
@@ -122,7 +130,8 @@ class AssemblerTwin:
 
     def _close(self, agent: AgentTwin, following: Seen) -> SegmentTwin:
         segment = SegmentTwin(agent.agent, agent.group, agent.team, agent.simulator, agent.steps, following)
-        agent.steps = []
+        segment.carried = agent.to_steps[:: self.sequence]
+        agent.steps, agent.to_steps = [], []
         self.segments.append(segment)
         return segment
 
@@ -182,16 +191,18 @@ class AssemblerTwin:
                 None if acted.masks is None else tuple(acted.masks[row].tolist()),
                 int(acted.versions[row]),
             )
+            agent.to_action = None if acted.carried is None else tuple(acted.carried[row].tolist())
 
 
 def _seen(columns: tuple[Any, ...], row: int) -> Seen:
     return tuple(tuple(np.ravel(column[row]).tolist()) for column in columns)
 
 
-def read_segments(message: Segments) -> list[SegmentTwin]:
+def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
     """The segments of a message, as the twin writes them; a mask that forbids nothing is None."""
     out = []
     at = 0
+    carried = None if message.carried is None else iter(message.carried.tolist())
     for index, length in enumerate(message.lengths.tolist()):
         steps = []
         for row in range(at, at + length):
@@ -217,9 +228,11 @@ def read_segments(message: Segments) -> list[SegmentTwin]:
                 terminated=bool(message.terminated[index]),
                 interrupted=bool(message.interrupted[index]),
                 group_ended=bool(message.group_ended[index]),
+                carried=[None if carried is None else tuple(next(carried)) for _ in range(0, length, sequence)],
             )
         )
     assert at == len(message.log_probs)
+    assert not list(carried or ()), "one row for each sequence"
     return out
 
 

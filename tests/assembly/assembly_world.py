@@ -104,13 +104,17 @@ class World:
         grouped: agents belong to groups.
         masked: action masks are sent with some parts.
         steady: mostly everyone decides and acts, in the same order, and nobody ends.
+        carried: numbers that agents carry to each decision, never the same ones twice.
     """
 
-    def __init__(self, rng: random.Random, *, grouped: bool, masked: bool, steady: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, *, grouped: bool, masked: bool, steady: bool = False, carried: int = 0
+    ) -> None:
         self.rng = rng
         self.steady = steady
         self.grouped = grouped
         self.masked = masked
+        self.carried = carried
         self.lives: dict[int, Life] = {}
         self.produced = 0
         self.rejoin = False
@@ -244,6 +248,7 @@ class World:
             log_probs=-self._numbered(n),
             masks=masks if self.masked and self._chance(0.6) else None,
             versions=np.full(n, self._tick // 3 + 1, np.int64),
+            carried=self._numbered(self.carried * n).reshape(n, self.carried) if self.carried else None,
         )
 
     # ---------------------------------------------------------------- numbers

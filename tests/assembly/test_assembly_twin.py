@@ -21,8 +21,9 @@ class Pair:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+        self.sequence = max(1, sizes.sequence)
         self.assembler = Assembler("B", "stepping-0.1", "assembly.1", sizes)
-        self.twin = AssemblerTwin(min(sizes.horizon, sizes.largest))
+        self.twin = AssemblerTwin(min(sizes.horizon, sizes.largest), self.sequence)
         self.segments: list[SegmentTwin] = []
         self.episodes = EpisodesTwin()
         self.messages: list[Segments] = []
@@ -68,7 +69,7 @@ class Pair:
             assert message.orphaned == self.twin.orphaned
             assert message.received == (self.began or 0) + self.twin.completed
             assert len(message.log_probs) <= self.sizes.largest
-            self.segments += read_segments(message)
+            self.segments += read_segments(message, self.sequence)
             episodes = message.episodes
             self.episodes.rows += zip(
                 episodes.returns.tolist(),
@@ -109,17 +110,21 @@ def play(pair: Pair, world: World, ticks: int, cut_chance: float, serial: int = 
 
 
 all_sizes = st.builds(
-    lambda horizon, flush, largest: Sizes(horizon=horizon, flush=min(flush, largest), largest=largest),
+    lambda horizon, flush, largest, sequence: Sizes(
+        horizon=horizon, flush=min(flush, largest), largest=largest, sequence=sequence
+    ),
     horizon=st.sampled_from([1, 2, 3, 5, 17, 40]),
     flush=st.sampled_from([1, 4, 30, 10_000]),
     largest=st.sampled_from([1, 2, 7, 33, 10_000]),
+    sequence=st.sampled_from([1, 2, 3, 8, 64]),
 )
 worlds = st.builds(
-    lambda seed, grouped, masked, steady: World(random.Random(seed), grouped=grouped, masked=masked, steady=steady),
+    lambda seed, **kinds: World(random.Random(seed), **kinds),
     seed=st.integers(0, 2**32),
     grouped=st.booleans(),
     masked=st.booleans(),
     steady=st.booleans(),
+    carried=st.sampled_from([0, 1, 3]),
 )
 
 
@@ -162,14 +167,16 @@ def test_a_new_assembler_takes_up_a_stream_under_way(
 @settings(max_examples=80)
 @given(
     horizon=st.integers(1, 9),
+    sequence=st.integers(1, 9),
     world=worlds,
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
 )
 def test_wake_ups_taken_together_leave_the_same_rows_in_the_same_order(
-    horizon: int, world: World, sizes: list[int]
+    horizon: int, sequence: int, world: World, sizes: list[int]
 ) -> None:
     """How many wake-ups a message holds depends on time, and lockstep runs must not."""
-    one, other = (Assembler("B", "s.1", "a.1", Sizes(horizon=horizon, flush=10**6, largest=10**6)) for _ in range(2))
+    cutting = Sizes(horizon=horizon, flush=10**6, largest=10**6, sequence=sequence)
+    one, other = (Assembler("B", "s.1", "a.1", cutting) for _ in range(2))
     for size in sizes:
         ticks = [world.tick() for _ in range(size)]
         one.apply(told(ticks))

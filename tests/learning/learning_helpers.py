@@ -7,10 +7,11 @@ from collections import deque
 import numpy as np
 import torch
 
+from pipeline.actions import to_environment
 from pipeline.learning.learner import Learner
 from pipeline.learning.settings import Hyperparameters, TrainerSettings
 from pipeline.messages.service import Episodes, Segments
-from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.actor import Actor
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec

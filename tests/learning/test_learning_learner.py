@@ -49,7 +49,7 @@ def plain_loss(ppo, batch, epsilon, beta):
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(batch.observations))
     following = ppo.actor.encoder.prepare(ppo.actor.encoder.join(batch.next_observations))
     with torch.no_grad():
-        values, next_values = ppo.critic(inputs)[:, 0].numpy(), ppo.critic(following)[:, 0].numpy()
+        values, next_values = ppo.networks.critic(inputs)[:, 0].numpy(), ppo.networks.critic(following)[:, 0].numpy()
     advantage, start = [], 0
     for length, bootstrap, terminated in zip(batch.lengths, next_values, batch.terminated, strict=True):
         running, later, part = 0.0, 0.0 if terminated else bootstrap, []
@@ -72,7 +72,7 @@ def plain_loss(ppo, batch, epsilon, beta):
         entropy = entropy + branch.entropy()
     ratio = (log_prob - torch.from_numpy(batch.log_probs)).exp()
     policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage).mean()
-    value = (ppo.critic(inputs)[:, 0] - target).square().mean()
+    value = (ppo.networks.critic(inputs)[:, 0] - target).square().mean()
     return policy + 0.5 * value - beta * 4 * entropy.mean(), policy, value, entropy.mean()
 
 

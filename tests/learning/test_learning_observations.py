@@ -49,6 +49,8 @@ def batch(ppo, lengths=(20, 12)):
     return Batch(
         lengths=np.array(lengths, np.int32),
         terminated=np.array([True, False]),
+        ended=np.array([True, False]),
+        lives=np.arange(len(lengths)),
         next_observations=observed(len(lengths), random),
         observations=observations,
         continuous=continuous,
@@ -65,10 +67,10 @@ def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
     ppo = PPO(SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     images = steps.observations[0].copy()
-    before = [to_arrays(ppo.actor), to_arrays(ppo.critic)]
+    before = [to_arrays(ppo.actor), to_arrays(ppo.networks.critic)]
     report = ppo.update(steps, 0, 0)
     assert (report.minibatches, report.skipped) == (12, 0)
-    for old, network in zip(before, (ppo.actor, ppo.critic), strict=True):
+    for old, network in zip(before, (ppo.actor, ppo.networks.critic), strict=True):
         same = [name for name, array in to_arrays(network).items() if np.array_equal(array, old[name])]
         assert not same, "every parameter has a gradient, every statistic new rows"
     np.testing.assert_array_equal(steps.observations[0], images)
@@ -82,16 +84,16 @@ def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(con
     trainer = TRAINER.model_copy(update={"hyperparameters": hyper, "network_settings": network})
     ppo = PPO(SPEC, trainer, torch.Generator().manual_seed(0))
     separate = PPO(SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0))
-    assert ppo.critic is None
+    assert ppo.networks.critic is None
     assert ppo.parameters.flat.numel() < 0.6 * separate.parameters.flat.numel()
     steps = batch(ppo)
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(steps.observations))
-    head, values = ppo.both(inputs)
+    head, values = ppo.networks.both(inputs)
     assert (head.shape, values.shape) == ((32, 3), (32, 1))
-    assert torch.equal(values, ppo.value(inputs))
-    before = to_arrays(ppo.networks)
+    assert torch.equal(values, ppo.networks.value(inputs))
+    before = to_arrays(ppo.networks.modules)
     assert ppo.update(steps, 0, 0).skipped == 0
-    after = to_arrays(ppo.networks)
+    after = to_arrays(ppo.networks.modules)
     assert not [name for name in before if np.array_equal(before[name], after[name])]
     acting = Actor(SPEC, network)
     load_arrays(acting, ppo.actor.arrays())
@@ -139,7 +141,9 @@ def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
         returns=number.unsqueeze(1),
         values=number.unsqueeze(1),
     )
-    parts = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
+    pairs = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
+    assert all(recalled is None for _, recalled in pairs)
+    parts = [part for part, _ in pairs]
     assert [len(part.log_prob) for part in parts] == [size] * (steps // size)
     for part in parts:
         assert part.masks is None

@@ -236,9 +236,9 @@ def test_a_policy_of_all_kinds_acts_as_it_learns(normalize, conditioning):
     with torch.no_grad():
         features = encoder(encoder.prepare(encoder.join(observations)))
     assert features.shape == (6, encoder.size) == (6, 4 + 2 + 3 * 8 + 2)
-    torch.testing.assert_close(frozen(observations), features)
+    torch.testing.assert_close(frozen(observations, None), features)
     for row in range(6):
-        alone = frozen(tuple(column[row : row + 1] for column in observations))
+        alone = frozen(tuple(column[row : row + 1] for column in observations), None)
         torch.testing.assert_close(alone[0], features[row], rtol=1e-4, atol=1e-5)
     continuous, discrete, log_probs = actor.act(observations, None, seeded(2))
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((6, 2), (6, 2), (6,))

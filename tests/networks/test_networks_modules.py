@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pipeline.actions import to_environment
 from pipeline.errors import CheckpointError
 from pipeline.messages import codec
 from pipeline.messages.service import PolicyWeights
 from pipeline.networks import distributions
-from pipeline.networks.actor import Actor, to_environment
+from pipeline.networks.actor import Actor
 from pipeline.networks.critic import Critic
 from pipeline.networks.limits import Unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.settings import MemorySettings, NetworkSettings
+from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays, non_finite, to_arrays, weights_sha256
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -208,7 +209,6 @@ def test_a_critic_gives_a_value_per_signal():
         (ObservationSpec(name="eye", shape=(3, 8, 19), kind="image"), SMALL, "'eye' of 8 x 19"),
         (ObservationSpec(name="others", shape=(4, 2), kind="entities"), NetworkSettings(hidden_units=30), "'others'"),
         (ObservationSpec(name="aim", shape=(2,), kind="goal"), SMALL, "goal_conditioning_type"),
-        (ObservationSpec(name="a", shape=(2,)), NetworkSettings(memory=MemorySettings()), "memory"),
     ],
 )
 def test_what_can_not_be_built_is_refused_by_name(observation, network, named):

@@ -34,7 +34,7 @@ CONFIG = """
 behaviors:
   Goal:
     hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, num_epoch: 1}}
-    network_settings: {{hidden_units: 8, num_layers: 1}}
+    network_settings: {{hidden_units: 8, num_layers: 1{network}}}
     max_steps: {max_steps}
     time_horizon: {horizon}
 pipeline: {{mode: {mode}, recovery_interval: 1, address: "unix:///nowhere"}}
@@ -247,7 +247,9 @@ class Graph:
 
 def settings_text(**values: Any) -> str:
     """A small configuration."""
-    return CONFIG.format(**{"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", **values})
+    return CONFIG.format(
+        **{"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", **values}
+    )
 
 
 async def begin(

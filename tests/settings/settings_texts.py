@@ -39,6 +39,7 @@ behaviors:
         memory_size: 64
       goal_conditioning_type: none
       deterministic: true
+      previous_action: true
     reward_signals:
       extrinsic:
         gamma: 0.9
@@ -55,6 +56,7 @@ behaviors:
             sequence_length: 16
             memory_size: 32
           goal_conditioning_type: hyper
+          previous_action: true
           deterministic: false
         learning_rate: 1.0e-3
         encoding_size: 128

@@ -42,7 +42,7 @@ def test_default_settings_are_merged_under_each_behavior_mapping_by_mapping() ->
         default_settings:
           max_steps: 1000
           hyperparameters: {batch_size: 32, learning_rate: 1e-3}
-          network_settings: {memory: {memory_size: 64}}
+          network_settings: {memory: {memory_size: 64, sequence_length: 16}}
         behaviors:
           A: {hyperparameters: {batch_size: 16}, network_settings: {memory: null}}
           B: {max_steps: 7}
@@ -228,7 +228,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
             self_play: {}
             behavioral_cloning: {demo_path: a.demo}
             init_path: x
-            network_settings: {memory: {}}
             reward_signals: {gail: {demo_path: a.demo}, curiosity: {}, rnd: {}}
         environment_parameters: {mass: 3, size: {sampler_type: uniform}}
         env_settings: {env_path: ./player}
@@ -239,7 +238,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
         "behaviors.A.trainer_type",
         "behaviors.A.self_play",
         "behaviors.A.behavioral_cloning",
-        "behaviors.A.network_settings.memory",
         "behaviors.A.init_path",
         "behaviors.A.reward_signals.gail",
         "behaviors.A.reward_signals.curiosity",

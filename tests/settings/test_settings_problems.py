@@ -98,6 +98,14 @@ def test_a_minibatch_must_fit_into_the_buffer() -> None:
     )
 
 
+def test_a_minibatch_must_hold_a_sequence() -> None:
+    text = "behaviors:\n  A:\n    hyperparameters: {batch_size: 63}\n    network_settings: {memory: {}}\n"
+    line = only_problem(text)
+    assert line.startswith("run.yaml:3: behaviors.A.hyperparameters.batch_size: got batch_size 63 with sequence_length")
+    assert "raise batch_size or lower sequence_length" in line
+    assert loaded(text.replace("63", "64")).settings.behaviors["A"].hyperparameters.batch_size == 64
+
+
 @pytest.mark.parametrize(
     ("section", "text"),
     [

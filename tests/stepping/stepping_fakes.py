@@ -24,24 +24,58 @@ SPEC = BehaviorSpec(
 MASKS = SPEC.actions.mask_size
 
 
-class FakePolicy:
-    """Encodes what it saw in what it chooses: the raw sample is the number, the executed action its half."""
+REMAINDER = 997
+"""What agents carry is counted modulo this, so that sums stay exact in float32."""
 
-    def __init__(self, version: int = 1) -> None:
+NO_MEMORY = -1.0
+"""Executed by agents that carry nothing, in the place of their decisions so far."""
+
+
+def carried_on(before: list[float], number: int) -> list[float]:
+    """What an agent carries on, having carried `before` to a decision on `number`.
+
+    Its decisions, the sum of the numbers it saw, and the last of these: as many of them as it carries.
+    """
+    seen = float(number % REMAINDER)
+    return [[carried + 1.0, carried + seen, seen][place] for place, carried in enumerate(before)]
+
+
+class FakePolicy:
+    """Encodes what it saw in what it chooses: the raw sample is the number, the executed action its half.
+
+    Args:
+        version: policy version.
+        carried: numbers that agents carry from one decision to the next, as `carried_on` says; at most 3.
+    """
+
+    def __init__(self, version: int = 1, carried: int = 0) -> None:
         self.version = version
+        self.carried = carried
         self.calls: list[int] = []
 
-    def act(self, observations: tuple[Any, ...], masks: Any) -> Chosen:
+    def act(self, observations: tuple[Any, ...], masks: Any, carried: Any) -> Chosen:
         number = observations[0][:, 0]
         self.calls.append(len(number))
+        decisions = self._carry_on(number, carried)
         assert observations[1].shape == (len(number), 1, 2, 2)
         assert (observations[1][:, 0, 0, 0] == number.astype(np.int64) % 256).all()
         assert masks is None or masks.shape == (len(number), MASKS)
         continuous = np.stack([number, np.full_like(number, self.version)], 1)
         discrete = np.stack([number % 3, number % 2], 1).astype(np.int32)
-        return Chosen(
-            continuous=continuous, executed=continuous * np.float32(0.5), discrete=discrete, log_probs=-number
-        )
+        executed = np.stack([number * np.float32(0.5), decisions], 1)
+        return Chosen(continuous=continuous, executed=executed, discrete=discrete, log_probs=-number)
+
+    def _carry_on(self, number: Any, carried: Any) -> Any:
+        """Each agent's decisions before this one."""
+        if not self.carried:
+            assert carried is None
+            return np.full_like(number, NO_MEMORY)
+        assert (carried.shape, carried.dtype) == ((len(number), self.carried), np.float32)
+        decisions = carried[:, 0].copy()
+        carried[:, :1] += 1
+        carried[:, 1:2] += number[:, None] % REMAINDER
+        carried[:, 2:] = number[:, None] % REMAINDER
+        return decisions
 
 
 Recorded = tuple[int, float, float]
@@ -53,6 +87,7 @@ class FakeAgent:
     agent: int
     steps: list[Recorded] = field(default_factory=list)
     seen: int = 0
+    decisions: int = 0
     deciding: bool = False
     acted: bool = False
 
@@ -66,6 +101,9 @@ class FakeSimulator:
         ids: behavior ids.
         agents: how many agents each behavior begins with.
         steady: every agent decides in every frame and none ends.
+
+    Attributes:
+        remembering: behavior names whose agents are known to carry something.
     """
 
     def __init__(
@@ -81,6 +119,7 @@ class FakeSimulator:
         self.counted: Counter[str] = Counter()
         self.sequence = 0
         self.asked: dict[str, list[FakeAgent]] = {}
+        self.remembering: set[str] = set()
         self.waiting = False
         self._agents = agents
         self._numbers = number * 100_000
@@ -114,6 +153,9 @@ class FakeSimulator:
             assert actions.agents.tolist() == [agent.agent for agent in agents]
             assert actions.continuous[:, 0].tolist() == [agent.seen / 2 for agent in agents]
             assert actions.discrete.tolist() == [[agent.seen % 3, agent.seen % 2] for agent in agents]
+            remember = BehaviorId.parse(text).name in self.remembering
+            before = [agent.decisions - 1 if remember else NO_MEMORY for agent in agents]
+            assert actions.continuous[:, 1].tolist() == before, "what an agent carries is its own, from its first on"
             for agent in agents:
                 agent.deciding, agent.acted = False, True
         self.asked = {}
@@ -155,6 +197,7 @@ class FakeSimulator:
         numbers, observations = self._observations(len(rows))
         for agent, number in zip(rows, numbers, strict=True):
             agent.seen, agent.deciding, agent.acted = number, True, False
+            agent.decisions += 1
         masks = np.zeros((len(rows), MASKS), bool)
         masks[:, 0] = True
         return Decisions(
@@ -188,6 +231,7 @@ class ReadAgent:
     simulator: int
     team: int
     group: int
+    carried: list[float]
     seen: int | None = None
     acted: bool = False
     steps: list[Recorded] = field(default_factory=list)
@@ -229,9 +273,14 @@ def _rows(record: Any, rows: slice) -> Any:
 
 
 class Reader:
-    """Reads the parts of one behavior name as assembly does, slot by slot, and refuses contradictions."""
+    """Reads the parts of one behavior name as assembly does, slot by slot, and refuses contradictions.
 
-    def __init__(self) -> None:
+    Args:
+        carried: numbers that its agents carry.
+    """
+
+    def __init__(self, carried: int = 0) -> None:
+        self.carried = carried
         self.slots: dict[int, ReadAgent] = {}
         self.past: list[ReadAgent] = []
         self.completed = 0
@@ -298,7 +347,7 @@ class Reader:
             self.lives.add(agent)
             place = int(joined.simulators[row]), int(joined.teams[row]), int(joined.groups[row])
             if known is None:
-                self.slots[slot] = ReadAgent(agent, *place)
+                self.slots[slot] = ReadAgent(agent, *place, carried=[0.0] * self.carried)
             else:
                 assert known.agent == agent
                 known.simulator, known.team, known.group = place
@@ -306,11 +355,16 @@ class Reader:
     def _act(self, acted: Any, reported: list[int]) -> None:
         slots = reported if acted.slots is None else acted.slots.tolist()
         assert len(set(slots)) == len(slots)
+        assert (acted.carried is None) == (not self.carried)
         for row, slot in enumerate(slots):
             agent = self.slots[slot]
             assert not agent.acted
+            assert agent.seen is not None
+            if self.carried:
+                assert acted.carried[row].tolist() == agent.carried
+                agent.carried = carried_on(agent.carried, agent.seen)
             assert acted.continuous[row, 0] == agent.seen
-            assert acted.log_probs[row] == -float(agent.seen or 0)
+            assert acted.log_probs[row] == -float(agent.seen)
             assert acted.versions[row] == acted.continuous[row, 1]
             agent.acted = True
             self.versions.append(int(acted.versions[row]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from stepping_fakes import FakePolicy, FakeSimulator, Reader
 
@@ -23,13 +23,21 @@ class Scene:
         names: behavior names that have a policy.
         lockstep: act in rounds.
         expected: simulators of the first round.
+        carried: numbers that agents of each behavior name carry; none where it is not named.
     """
 
     def __init__(
-        self, rng: random.Random, names: Iterable[str] = ("A", "B"), *, lockstep: bool = False, expected: int = 1
+        self,
+        rng: random.Random,
+        names: Iterable[str] = ("A", "B"),
+        *,
+        lockstep: bool = False,
+        expected: int = 1,
+        carried: Mapping[str, int] | None = None,
     ) -> None:
         self.rng = rng
-        self.policies = {name: FakePolicy() for name in names}
+        self.carried = {} if carried is None else carried
+        self.policies = {name: FakePolicy(carried=self.carried.get(name, 0)) for name in names}
         self.stepper = Stepper(self.policies, lockstep=lockstep, expected=expected)
         self.simulators: dict[int, FakeSimulator] = {}
         self.gone: list[FakeSimulator] = []
@@ -41,6 +49,7 @@ class Scene:
     def connect(self, key: int, simulator: FakeSimulator) -> FakeSimulator:
         self.stepper.connect(key, simulator.number, simulator.specs)
         self.simulators[key] = simulator
+        simulator.remembering = {name for name, numbers in self.carried.items() if numbers}
         return simulator
 
     def disconnect(self, key: int) -> None:
@@ -80,16 +89,19 @@ class Scene:
         """Readers read what has gathered."""
         self.steps = self.stepper.take_steps()
         for steps in self.steps:
-            self.readers.setdefault(steps.behavior, Reader()).read(steps)
+            self.reader(steps.behavior).read(steps)
         self.stepper.return_unused()
         self.check_slots()
+
+    def reader(self, name: str) -> Reader:
+        """Of the parts of a behavior name."""
+        return self.readers.setdefault(name, Reader(self.carried.get(name, 0)))
 
     def check_slots(self) -> None:
         """The stepper and the reader of its parts agree on who is alive, where, and what is awaited."""
         state = self.stepper.state()
         for name, behavior in self.stepper.behaviors.items():
-            reader = self.readers.setdefault(name, Reader())
-            table = behavior.table
+            reader, table = self.reader(name), behavior.table
             live = {int(slot) for slot in table.live.nonzero()[0]}
             assert set(reader.slots) == live
             assert table.taken == len(live) == state[name].agents
@@ -99,6 +111,9 @@ class Scene:
                 assert agent.team == table.teams[slot]
                 assert agent.group == table.groups[slot]
                 assert agent.acted == table.acted[slot]
+                assert (
+                    table.carried[slot].tolist() or [0.0] * reader.carried
+                ) == agent.carried  # no width: nothing yet
             assert state[name].waiting == reader.waiting
             assert state[name].steps == behavior.produced
 

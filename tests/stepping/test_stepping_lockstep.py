@@ -24,10 +24,10 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def run(seed: int, rounds: int, order: random.Random, simulators: int) -> tuple[list[Any], list[Any]]:
+def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: int) -> tuple[list[Any], list[Any]]:
     """All parts and acts of a run whose frames arrive in the order that `order` chooses, with idle wake-ups between."""
     rng = random.Random(seed)
-    scene = Scene(rng, lockstep=True, expected=simulators)
+    scene = Scene(rng, lockstep=True, expected=simulators, carried={"A": carried})
     numbers = list(range(simulators))
     seeds = [rng.random() for _ in numbers]
     ids = [rng.choice(IDS) for _ in numbers]
@@ -64,10 +64,14 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int) -> tuple[
     order=st.integers(0, 2**32),
     rounds=st.integers(1, 12),
     simulators=st.integers(1, 4),
+    carried=st.sampled_from([0, 3]),
 )
-def test_the_order_of_arrival_changes_nothing(seed: int, order: int, rounds: int, simulators: int) -> None:
+def test_the_order_of_arrival_changes_nothing(
+    seed: int, order: int, rounds: int, simulators: int, carried: int
+) -> None:
     """The same frames in another order give the same parts and the same acts."""
-    assert run(seed, rounds, random.Random(0), simulators) == run(seed, rounds, random.Random(order), simulators)
+    one, other = (run(seed, rounds, random.Random(chance), simulators, carried) for chance in (0, order))
+    assert one == other
 
 
 def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> None:

@@ -24,14 +24,17 @@ IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
     ticks=st.integers(1, 60),
     tight=st.booleans(),
     gather=st.sampled_from([1.0, 0.3]),
+    carried=st.fixed_dictionaries({"A": st.integers(0, 3), "B": st.integers(0, 3)}),
 )
-def test_every_step_is_told_once_and_every_answer_comes_back(seed: int, ticks: int, tight: bool, gather: float) -> None:
+def test_every_step_is_told_once_and_every_answer_comes_back(
+    seed: int, ticks: int, tight: bool, gather: float, carried: dict[str, int]
+) -> None:
     """Simulators of several teams and behaviors come, go and wait; steps, counts, slots and answers agree.
 
-    However many wake-ups gather before they are taken.
+    However many wake-ups gather before they are taken, and whatever agents carry from one decision to the next.
     """
     rng = random.Random(seed)
-    scene, keys = Scene(rng), 0
+    scene, keys = Scene(rng, carried=carried), 0
     for _ in range(ticks):
         if rng.random() < 0.2:
             keys += 1

@@ -1,0 +1,42 @@
+# ruff: noqa: N806 (names end in their shape)
+"""What an action is to a simulator, and to a network that is shown the last one.
+
+B rows, C continuous actions, D branches.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.specs import ActionSpec
+
+LIMIT: Final = np.float32(3.0)
+"""Continuous samples beyond this, either sign, are the same action to a simulator."""
+
+
+def to_environment(continuous: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Actions in [-1, 1] for a simulator, of raw samples [B, C]: clipped to +-3, divided by 3."""
+    executed = np.minimum(continuous, LIMIT)  # np.clip is one call, but a slower one
+    np.maximum(executed, -LIMIT, out=executed)
+    executed /= LIMIT
+    return executed
+
+
+def previous_features(
+    actions: ActionSpec, continuous: NDArray[np.float32], discrete: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """What a network is shown of actions, [B, P]: continuous ones as simulators get them, one 1 for each branch.
+
+    Args:
+        actions: spec of the actions.
+        continuous: [B, C] raw samples.
+        discrete: [B, D] choices.
+    """
+    shown = np.zeros((len(continuous), actions.continuous + actions.mask_size), np.float32)
+    shown[:, : actions.continuous] = to_environment(continuous)
+    first_D = actions.continuous + np.cumsum((0, *actions.discrete))[: len(actions.discrete)]
+    np.put_along_axis(shown, first_D + discrete, 1.0, 1)
+    return shown

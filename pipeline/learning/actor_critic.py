@@ -1,0 +1,275 @@
+# ruff: noqa: N806 (names end in their shape)
+"""Actor and critic of one behavior, and what they make of a batch before an update.
+
+B rows of a minibatch, R rows of the batch, s segments, q sequences, F features, H means and logits, S reward signals,
+P features of a previous action, M values of a recurrent memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pipeline import sequences
+from pipeline.actions import previous_features
+from pipeline.learning.buffer import Batch
+from pipeline.learning.memories import Memories
+from pipeline.learning.settings import TrainerSettings
+from pipeline.networks.actor import Actor
+from pipeline.networks.critic import Critic
+from pipeline.networks.encoders import Inputs
+from pipeline.networks.recurrent import Layout
+from pipeline.specs import BehaviorSpec
+
+_ROWS_AT_ONCE: Final = 1024
+_BYTES_AT_ONCE: Final = 4 * 2**20
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+
+class Recalled(NamedTuple):
+    """What the networks remember when the sequences of a minibatch begin.
+
+    Attributes:
+        layout: of the sequences.
+        actor: [q, M].
+        critic: [q, M]; None where it is shared.
+    """
+
+    layout: Layout
+    actor: Tensor
+    critic: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recurrence:
+    """The sequences of a batch.
+
+    Attributes:
+        first: [q] first row of each.
+        lengths: [q] rows of each.
+        actor: [q, M] memory of the actor at its start, made when it acted.
+        critic: [q, M] memory of the critic there; None where it is shared.
+    """
+
+    first: Numbers
+    lengths: Numbers
+    actor: Floats
+    critic: Floats | None
+
+    def some(self, which_q: NDArray[Any]) -> tuple[Tensor, Recalled]:
+        """Rows [B] of the given sequences, one sequence after the other, and what is remembered at their starts."""
+        lengths = self.lengths[which_q]
+        critic = None if self.critic is None else torch.from_numpy(self.critic[which_q])
+        recalled = Recalled(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
+        return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), recalled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A batch's observations as the networks read them.
+
+    Attributes:
+        joined: [R, ...] before normalisation.
+        inputs: [R, ...].
+        following: [s, ...] what came after each segment.
+    """
+
+    joined: Inputs
+    inputs: Inputs
+    following: Inputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimates:
+    """Values of a batch's observations.
+
+    Attributes:
+        values: [R, S].
+        next_values: [s, S] of what followed each segment.
+        recurrence: the sequences; None where nothing is remembered.
+    """
+
+    values: Floats
+    next_values: Floats
+    recurrence: Recurrence | None
+
+
+class ActorCritic:
+    """The networks of one behavior.
+
+    Attributes:
+        actor: acts; where the critic is shared, its last outputs are the values.
+        critic: None where it is shared.
+        modules: all of them.
+
+    Args:
+        spec: of the behavior.
+        settings: of the learner.
+        generator: random source of initial weights.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
+        signals = tuple(settings.reward_signals.named())
+        network, shared = settings.network_settings, settings.hyperparameters.shared_critic
+        self.actor = Actor(spec, network, generator, values=len(signals) if shared else 0)
+        self.critic = None if shared else Critic(spec, network, signals, generator)
+        self.modules = nn.ModuleDict({"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic}))
+        self._memory = 0 if network.memory is None else network.memory.memory_size
+        self._memories = Memories(self._memory)
+        self._signals = len(signals)
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """What no gradient flows through."""
+        encoder = self.actor.encoder
+        joined, following = encoder.join(batch.observations), encoder.join(batch.next_observations)
+        before = after = None
+        if encoder.previous:
+            before, after = map(torch.from_numpy, self._previous(batch))
+        return Prepared(
+            joined=joined, inputs=encoder.prepare(joined, before), following=encoder.prepare(following, after)
+        )
+
+    def value(self, inputs: Inputs, recalled: Recalled | None = None) -> Tensor:
+        """Values [B, S] of prepared observations."""
+        return self.both(inputs, recalled)[1] if self.critic is None else self._criticise(self.critic, inputs, recalled)
+
+    def both(self, inputs: Inputs, recalled: Recalled | None = None) -> tuple[Tensor, Tensor]:
+        """Means and logits [B, H], and values [B, S]; in one pass where the critic is shared."""
+        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
+        outputs_BO = self.actor(inputs, layout, memory)
+        if self.critic is not None:
+            return outputs_BO, self._criticise(self.critic, inputs, recalled)
+        return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
+
+    @torch.no_grad()
+    def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
+        """Values of all observations, and where there is a memory that of the critic at the start of each sequence."""
+        if self._memory:
+            return self._recurrent_estimate(prepared, batch)
+        return Estimates(
+            values=self._plain_values(prepared.inputs),
+            next_values=self._plain_values(prepared.following),
+            recurrence=None,
+        )
+
+    # ---------------------------------------------------------------- inside
+
+    @staticmethod
+    def _criticise(critic: Critic, inputs: Inputs, recalled: Recalled | None) -> Tensor:
+        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.critic)
+        values_BS: Tensor = critic(inputs, layout, memory)
+        return values_BS
+
+    def _previous(self, batch: Batch) -> tuple[Floats, Floats]:
+        """[R, P] of each step's previous action, [s, P] of each segment's last."""
+        assert batch.carried is not None
+        done_RP = previous_features(self.actor.actions, batch.continuous, batch.discrete)
+        before_RP = np.empty_like(done_RP)
+        before_RP[1:] = done_RP[:-1]
+        first_q, _ = sequences.divide(batch.lengths, batch.sequence_length)
+        before_RP[first_q] = batch.carried[:, self._memory :]
+        return before_RP, done_RP[np.cumsum(batch.lengths) - 1]
+
+    def _plain_values(self, inputs: Inputs) -> Floats:
+        """[R, S], some rows at a time: they stay in the processor's cache."""
+        parts = zip(*(torch.split(column, _rows_at_once(inputs)) for column in inputs), strict=True)
+        values_RS: Floats = torch.cat([self.value(rows) for rows in parts]).numpy()
+        return values_RS
+
+    def _recurrent_estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
+        """As `estimate`: the first sequences of all agents side by side, then the second ones, and so on."""
+        assert batch.carried is not None
+        length = batch.sequence_length
+        first_q, lengths_q = sequences.divide(batch.lengths, length)
+        counts_s = sequences.counts(batch.lengths, length)
+        segment_q = np.repeat(np.arange(len(counts_s)), counts_s)
+        last_q = np.isin(np.arange(len(segment_q)), np.cumsum(counts_s) - 1)
+        values = np.empty((batch.steps, self._signals), np.float32)
+        next_values = np.empty((len(counts_s), self._signals), np.float32)
+        actor_qM = batch.carried[:, : self._memory]
+        tracks = Tracks(batch, segment_q, self._memories) if self.critic is not None else None
+        memory_qM = actor_qM if tracks is None else np.empty_like(actor_qM)
+        together = [np.arange(len(segment_q))] if tracks is None else tracks.rounds()
+        most = max(1, _rows_at_once(prepared.inputs) // length)
+        for which_q in (some for all_q in together for some in np.array_split(all_q, -(-len(all_q) // most))):
+            if tracks is not None:
+                memory_qM[which_q] = tracks.memories[tracks.of_q[which_q]]
+            rows = sequences.rows_of(first_q[which_q], lengths_q[which_q])
+            values[rows], after_qM = self._run(prepared.inputs, rows, lengths_q[which_q], memory_qM[which_q])
+            if tracks is not None:
+                tracks.memories[tracks.of_q[which_q]] = after_qM
+            ending = last_q[which_q]
+            segments = segment_q[which_q][ending]
+            if len(segments):
+                single = np.ones(len(segments), np.int64)
+                next_values[segments], _ = self._run(prepared.following, segments, single, after_qM[ending])
+        if tracks is not None:
+            tracks.keep(self._memories)
+        critic = None if tracks is None else memory_qM
+        recurrence = Recurrence(first=first_q, lengths=lengths_q, actor=actor_qM, critic=critic)
+        return Estimates(values=values, next_values=next_values, recurrence=recurrence)
+
+    def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
+        """Values of some rows, sequence by sequence, and the memory after each sequence."""
+        network, values_from = (self.actor, self.actor.outputs) if self.critic is None else (self.critic, 0)
+        at = torch.from_numpy(rows)
+        features = network.encoder(tuple(column.index_select(0, at) for column in inputs))
+        body = network.recurrent
+        assert body is not None
+        outputs, after = body.run(features, Layout(lengths), torch.from_numpy(memory))
+        return outputs[:, values_from:].numpy(), after.numpy()
+
+
+class Tracks:
+    """The sequences of each agent of a batch, in the order of its life.
+
+    Attributes:
+        of_q: [q] number of the agent of each sequence.
+        memories: [agents, M] the critic's, at present.
+
+    Args:
+        batch: whose.
+        segment_q: segment of each sequence.
+        kept: what the critic remembers from before.
+    """
+
+    def __init__(self, batch: Batch, segment_q: Numbers, kept: Memories) -> None:
+        self._lives, of_s = np.unique(batch.lives, return_inverse=True)
+        self.of_q: Numbers = of_s[segment_q]
+        self._ended = np.bincount(of_s, batch.ended) > 0
+        self.memories = kept.recall(self._lives)
+
+    def rounds(self) -> Iterator[Numbers]:
+        """The first sequences of all agents, then the second ones, and so on."""
+        by_agent_q = np.argsort(self.of_q, kind="stable")
+        counts = np.bincount(self.of_q)
+        rank_q = np.empty_like(self.of_q)
+        rank_q[by_agent_q] = np.arange(len(by_agent_q)) - np.repeat(np.cumsum(counts) - counts, counts)
+        by_rank_q = np.argsort(rank_q, kind="stable")
+        return iter(np.split(by_rank_q, np.cumsum(np.bincount(rank_q))[:-1]))
+
+    def keep(self, kept: Memories) -> None:
+        """Remembers where each agent stands now."""
+        kept.keep(self._lives, self.memories, self._ended)
+
+
+def row_bytes(column: Tensor) -> int:
+    """Bytes of a row."""
+    return math.prod(column.shape[1:]) * column.element_size()
+
+
+def _rows_at_once(inputs: Inputs) -> int:
+    """How many rows stay in the processor's cache."""
+    return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *map(row_bytes, inputs))))

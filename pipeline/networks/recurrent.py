@@ -1,0 +1,143 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""A body that remembers: hidden layers, a recurrent layer, outputs.
+
+B rows of all sequences, F inputs, U hidden units, Q sequences, M values remembered (hidden state and cell state, half
+each), O outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from torch.nn.utils.rnn import PackedSequence
+
+from pipeline.networks.goals import Conditioned
+from pipeline.networks.images import draw
+from pipeline.networks.perceptron import Perceptron
+
+FORGET_BIAS: Final = 1.0
+"""An LSTM that begins by remembering learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
+Network Architectures", section 2.2)."""
+
+
+class Layout:
+    """Where the rows of sequences lie, so that a recurrent layer takes one time step of all of them at once.
+
+    Sequences of different lengths are packed, never padded: what is not there can not enter a loss or a statistic.
+
+    Attributes:
+        order: [B] the rows by time, at each time the longest sequence first.
+        inverse: [B] place of each row in that order.
+        sizes: [T] rows at each time.
+        by_length: [Q] the sequences, the longest first.
+        by_number: [Q] place of each sequence in that order.
+
+    Args:
+        lengths_Q: rows of each sequence, at least 1, which lie one after the other.
+    """
+
+    __slots__ = ("by_length", "by_number", "inverse", "order", "sizes")
+
+    def __init__(self, lengths_Q: NDArray[Any]) -> None:
+        by_length_Q = np.argsort(-lengths_Q, kind="stable")
+        first_Q = (np.cumsum(lengths_Q, dtype=np.int64) - lengths_Q)[by_length_Q]
+        shortest_first_Q = lengths_Q[by_length_Q][::-1]
+        times = np.arange(int(shortest_first_Q[-1]))
+        sizes_T = len(lengths_Q) - np.searchsorted(shortest_first_Q, times, side="right")
+        places_B = np.arange(int(sizes_T.sum())) - np.repeat(np.cumsum(sizes_T) - sizes_T, sizes_T)
+        order_B = first_Q[places_B] + np.repeat(times, sizes_T)
+        self.order = torch.from_numpy(order_B)
+        self.inverse = torch.from_numpy(np.argsort(order_B, kind="stable"))
+        self.sizes = torch.from_numpy(sizes_T)
+        self.by_length = torch.from_numpy(by_length_Q)
+        self.by_number = torch.from_numpy(np.argsort(by_length_Q, kind="stable"))
+
+
+class Recurrent(nn.Module):
+    """A long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gates of Gers et al. 2000) on a trunk.
+
+    Args:
+        trunk: from features [B, F] to what the last hidden layer sums up, [B, U].
+        units: U.
+        memory: M.
+        output_gains: O factors on the initial weights of each output.
+        generator: random source of the initial weights.
+
+    Attributes:
+        output: name of the layer of outputs.
+    """
+
+    def __init__(
+        self,
+        trunk: Perceptron | Conditioned,
+        units: int,
+        memory: int,
+        output_gains: Sequence[float],
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.output = "head"
+        self.lstm = nn.LSTM(units, memory // 2)
+        self.head = nn.Linear(memory // 2, len(output_gains))
+        draw(self.head, 1.0, generator)
+        with torch.no_grad():
+            self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
+            parameters = dict(self.lstm.named_parameters())
+            for name in ("weight_ih_l0", "weight_hh_l0"):
+                parameters[name].normal_(0.0, 1 / math.sqrt(parameters[name].shape[1]), generator=generator)
+            for name in ("bias_ih_l0", "bias_hh_l0"):
+                parameters[name].zero_()
+            parameters["bias_ih_l0"][memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
+
+    def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> Tensor:
+        """Outputs, [B, O]; arguments as `run`."""
+        return self.run(rows_BF, layout, memory_QM)[0]
+
+    def run(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
+        """Goes through sequences.
+
+        Args:
+            rows_BF: features, one sequence after the other.
+            layout: of the sequences.
+            memory_QM: before the first row of each.
+
+        Returns:
+            Outputs [B, O] in the order of the rows, and the memory after the last row of each sequence, [Q, M].
+        """
+        hidden_BU = silu(self.trunk(rows_BF)).index_select(0, layout.order)
+        before = [half.unsqueeze(0) for half in memory_QM.index_select(0, layout.by_length).chunk(2, 1)]
+        # PyTorch has no type for a packed sequence that was not packed by itself.
+        packed = PackedSequence(hidden_BU, layout.sizes)
+        outputs, after = self.lstm(packed, (before[0].contiguous(), before[1].contiguous()))
+        after_QM = torch.cat([half[0] for half in after], 1).index_select(0, layout.by_number)
+        return self.head(outputs.data.index_select(0, layout.inverse)), after_QM
+
+    def frozen(self, outputs: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The first `outputs`, or all, as a plain function of one row per agent, of a copy of the present weights.
+
+        It takes features [B, F] and memories [B, M], and returns outputs [B, O] and the memories after them.
+        """
+        cell = [parameter.detach().clone() for parameter in self.lstm.parameters()]
+        head = self.head.bias[:outputs].detach().clone(), self.head.weight[:outputs].detach().clone().t()
+        return partial(_step, self.trunk.frozen(), cell, head)
+
+
+def _step(
+    trunk: Callable[[Tensor], Tensor],
+    cell: list[Tensor],
+    head: tuple[Tensor, Tensor],
+    rows_BF: Tensor,
+    memory_BM: Tensor,
+) -> tuple[Tensor, Tensor]:
+    before = memory_BM.chunk(2, 1)
+    after = torch.lstm_cell(silu(trunk(rows_BF)), before, *cell)
+    return torch.addmm(head[0], after[0], head[1]), torch.cat(after, 1)

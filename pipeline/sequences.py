@@ -1,0 +1,41 @@
+"""How segments are divided into the sequences that a recurrent network is trained on.
+
+A segment's first sequence begins with its first step, and a new one every `length` steps; the last may be shorter.
+
+s segments, q sequences, r rows of all segments, one segment after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+
+
+def counts(lengths_s: NDArray[Any], length: int) -> Numbers:
+    """[s] sequences of each segment.
+
+    Args:
+        lengths_s: rows of each segment.
+        length: most rows of a sequence.
+    """
+    return -(-lengths_s.astype(np.int64) // length)
+
+
+def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
+    """First row [q] and number of rows [q] of each sequence, in the order of the rows. Arguments as `counts`."""
+    counts_s = counts(lengths_s, length)
+    starts_s = np.cumsum(lengths_s, dtype=np.int64) - lengths_s
+    within_q = (np.arange(counts_s.sum()) - np.repeat(np.cumsum(counts_s) - counts_s, counts_s)) * length
+    left_q = np.repeat(lengths_s.astype(np.int64), counts_s) - within_q
+    return np.repeat(starts_s, counts_s) + within_q, np.minimum(left_q, length)
+
+
+def rows_of(first_q: NDArray[Any], lengths_q: NDArray[Any]) -> Numbers:
+    """[r] rows of the given sequences, one sequence after the other."""
+    ends_q = np.cumsum(lengths_q, dtype=np.int64)
+    rows_r: Numbers = np.arange(int(lengths_q.sum())) + np.repeat(first_q - (ends_q - lengths_q), lengths_q)
+    return rows_r

@@ -1,0 +1,145 @@
+"""Values and memories of networks that remember, against walks through each agent's life."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
+
+from pipeline import sequences
+from pipeline.learning import actor_critic
+from pipeline.learning.actor_critic import Recurrence
+from pipeline.learning.buffer import Batch
+from pipeline.learning.ppo import Rows, recurrent_minibatches
+from pipeline.networks.recurrent import Layout
+
+
+def compare(found, walked):
+    values, following, starts = walked
+    np.testing.assert_allclose(found.values, values, atol=1e-5)
+    np.testing.assert_allclose(found.next_values, following, atol=1e-5)
+    if found.recurrence.critic is not None:
+        np.testing.assert_allclose(found.recurrence.critic, starts, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(found.recurrence.actor, starts)
+
+
+@ALL
+@pytest.mark.parametrize("rows_at_once", [1, 4, 1024])
+def test_values_are_those_of_a_walk_through_each_life(variant, rows_at_once, monkeypatch):
+    """Several segments of a life in a batch, a memory kept from one batch to the next, nothing left of what ended."""
+    monkeypatch.setattr(actor_critic, "_ROWS_AT_ONCE", rows_at_once)
+    ppo, standing = learning(**variant), {}
+    walk = Walk(ppo)
+    for seed, parts in enumerate((FIRST, SECOND)):
+        batch = played(ppo, parts, standing, seed)
+        compare(estimated(ppo, batch), walk(batch))
+    kept = ppo.networks._memories
+    assert len(kept) == (0 if variant.get("shared") else 2), "of lives 3 and 5, which go on; shared ones are stored"
+    fresh = played(ppo, [(2, 2, False)], seed=9)
+    walk.memories.clear()
+    compare(estimated(ppo, fresh), walk(fresh))
+
+
+@given(
+    rounds=st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.booleans()), min_size=1, max_size=5),
+        min_size=1,
+        max_size=3,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_any_order_of_segments_is_walked_life_by_life(rounds):
+    """A number stands for another life once its life has ended."""
+    ppo, standing, lives = learning(), {}, {}
+    walk = Walk(ppo)
+    for seed, parts in enumerate(rounds):
+        named = []
+        for agent, rows, ended in parts:
+            named.append((agent + 10 * lives.get(agent, 0), rows, ended))
+            lives[agent] = lives.get(agent, 0) + ended
+        batch = played(ppo, named, standing, seed)
+        compare(estimated(ppo, batch), walk(batch))
+
+
+def chosen(batch, which):
+    """Some segments of a batch, in the order given."""
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    rows = np.concatenate([np.arange(starts[one], starts[one] + batch.lengths[one]) for one in which])
+    counts = sequences.counts(batch.lengths, batch.sequence_length)
+    firsts = np.cumsum(counts) - counts
+    of_q = np.concatenate([np.arange(firsts[one], firsts[one] + counts[one]) for one in which])
+    per_row = ("continuous", "discrete", "log_probs", "masks", "rewards", "group_rewards", "versions")
+    per_segment = ("lengths", "terminated", "ended", "lives")
+    picked = Batch(
+        **{name: getattr(batch, name)[rows] for name in per_row},
+        **{name: getattr(batch, name)[list(which)] for name in per_segment},
+        observations=tuple(column[rows] for column in batch.observations),
+        next_observations=tuple(column[list(which)] for column in batch.next_observations),
+        sequence_length=batch.sequence_length,
+        carried=batch.carried[of_q],
+    )
+    return picked, rows, of_q
+
+
+@ALL
+@given(order=st.permutations(range(len(FIRST))), size=st.integers(1, len(FIRST)))
+@settings(max_examples=12, deadline=None)
+def test_segments_of_other_agents_and_their_order_change_nothing(variant, order, size):
+    """Whichever lives are in the batch and wherever they stand; only a life's own segments are in order."""
+    lives = np.array([life for life, _, _ in FIRST])
+    among = set(lives[list(order[:size])].tolist())
+    places = {life: iter(np.flatnonzero(lives == life).tolist()) for life in among}
+    which = [next(places[life]) for life in lives[list(order)].tolist() if life in among]
+    batch = played(learning(**variant), FIRST)
+    whole = estimated(learning(**variant), batch)
+    picked, rows, of_q = chosen(batch, which)
+    got = estimated(learning(**variant), picked)
+    np.testing.assert_allclose(got.values, whole.values[rows], atol=1e-5)
+    np.testing.assert_allclose(got.next_values, whole.next_values[which], atol=1e-5)
+    np.testing.assert_array_equal(got.recurrence.actor, whole.recurrence.actor[of_q])
+    if whole.recurrence.critic is not None:
+        np.testing.assert_allclose(got.recurrence.critic, whole.recurrence.critic[of_q], atol=1e-5)
+
+
+# ---------------------------------------------------------------- minibatches
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    length=st.integers(1, 4),
+    size=st.integers(-1, 9),
+    seed=st.integers(0, 999),
+    shared=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, size, seed, shared):
+    first, counts = sequences.divide(np.array(lengths, np.int32), length)
+    steps, count = sum(lengths), len(first)
+    number = torch.arange(steps, dtype=torch.float32)
+    wide, deep = number.unsqueeze(1), number.repeat_interleave(12).reshape(steps, 3, 2, 2)
+    rows = Rows((wide, deep), wide, wide.long(), None, number, number, number, wide, wide)
+    starts = np.stack([first, first + 0.5], 1).astype(np.float32)
+    recurrence = Recurrence(first=first, lengths=counts, actor=starts, critic=None if shared else -starts)
+    met = []
+    parts = list(recurrent_minibatches(rows, recurrence, size, torch.Generator().manual_seed(seed)))
+    size = min(max(1, size), count)
+    assert len(parts) == count // size
+    for part, recalled in parts:
+        assert part.masks is None
+        for column in (*part.inputs, *(column for column in part[1:] if column is not None)):
+            assert torch.equal(column.reshape(len(part.log_prob), -1)[:, -1].float(), part.log_prob)
+        begins = recalled.actor[:, 0].long().tolist()
+        order = [begins.index(begin) for begin in begins]
+        which = [first.tolist().index(begin) for begin in begins]
+        expected = [int(first[one]) + at for one in which for at in range(counts[one])]
+        assert len(which) == len(set(order)) == size
+        assert part.log_prob.tolist() == expected
+        assert recalled.layout.order.tolist() == Layout(counts[which]).order.tolist()
+        assert recalled.actor.tolist() == starts[which].tolist()
+        assert recalled.critic is None if shared else recalled.critic.tolist() == (-starts[which]).tolist()
+        met += which
+    assert len(set(met)) == len(met) == count // size * size

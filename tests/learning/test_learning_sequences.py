@@ -1,0 +1,267 @@
+"""Sequences that are never split, and memories that stay with the agent they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from learning_helpers import segments
+
+from pipeline import sequences
+from pipeline.learning.buffer import SegmentBuffer
+from pipeline.learning.memories import Memories
+
+LENGTHS = st.lists(st.integers(1, 12), max_size=8)
+
+# ---------------------------------------------------------------- sequences
+
+
+def slow_divide(lengths, length):
+    """(first row, rows) of each sequence, segment by segment."""
+    found, start = [], 0
+    for rows in lengths:
+        found += [(start + at, min(length, rows - at)) for at in range(0, rows, length)]
+        start += rows
+    return found
+
+
+@given(lengths=LENGTHS, length=st.integers(1, 14), small=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_segments_are_divided_as_by_a_loop(lengths, length, small):
+    array = np.array(lengths, np.int32 if small else np.int64)
+    first, rows = sequences.divide(array, length)
+    assert list(zip(first.tolist(), rows.tolist(), strict=True)) == slow_divide(lengths, length)
+    assert sequences.counts(array, length).tolist() == [len(slow_divide([rows], length)) for rows in lengths]
+
+
+@given(lengths=LENGTHS, length=st.integers(1, 5), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_rows_of_some_sequences_stand_one_sequence_after_the_other(lengths, length, data):
+    first, rows = sequences.divide(np.array(lengths, np.int32), length)
+    some = data.draw(st.permutations(range(len(first))))
+    some = np.array(some[: data.draw(st.integers(0, len(first)))], np.int64)
+    expected = [int(start) + at for start, count in zip(first[some], rows[some], strict=True) for at in range(count)]
+    assert sequences.rows_of(first[some], rows[some]).tolist() == expected
+
+
+# ---------------------------------------------------------------- the buffer
+
+
+@dataclass
+class Modelled:
+    """A segment: marks of its rows, what followed, versions, and of what it came."""
+
+    marks: list[int]
+    following: float
+    versions: list[int]
+    life: int
+    terminated: bool
+    ended: bool
+
+
+def carried_at(mark):
+    return [mark + 0.25, -mark]
+
+
+def record(new, length, source):
+    """The message of some modelled segments; what was carried to a row is made from its mark."""
+    lengths = [len(one.marks) for one in new]
+    message = segments(lengths, versions=[version for one in new for version in one.versions])
+    message.observations[0][:, 0] = [mark for one in new for mark in one.marks]
+    message.next_observations[0][:, 0] = [one.following for one in new]
+    starts = [mark for one in new for mark in one.marks[::length]]
+    changes = {
+        "source": source,
+        "agents": np.array([one.life for one in new], np.int64),
+        "terminated": np.array([one.terminated for one in new], np.bool_),
+        "interrupted": np.array([one.ended and not one.terminated for one in new], np.bool_),
+        "carried": np.array([carried_at(mark) for mark in starts], np.float32).reshape(-1, 2),
+    }
+    fields = {name: getattr(message, name) for name in message.__slots__} | changes
+    return type(message)(**fields)
+
+
+class Sequenced(RuleBasedStateMachine):
+    """The buffer against a list of segments: nothing lost, nothing twice, no sequence in two batches."""
+
+    @initialize(length=st.integers(1, 5))
+    def begin(self, length):
+        self.length, self.buffer = length, SegmentBuffer(length)
+        self.segments: list[Modelled] = []
+        self.mark = self.lives = 0
+
+    @rule(lengths=st.lists(st.integers(1, 11), max_size=4), seed=st.integers(0, 999), source=st.sampled_from("ab"))
+    def add(self, lengths, seed, source):
+        random, new = np.random.default_rng(seed), []
+        for rows in lengths:
+            marks = list(range(self.mark, self.mark + rows))
+            self.mark += rows
+            self.lives += 1
+            ended, terminated = random.random(2) < 0.5
+            versions = (random.integers(0, 9) + (random.random(rows) < 0.1)).tolist()
+            terminated = bool(ended and terminated)
+            new.append(Modelled(marks, marks[-1] + 0.5, versions, self.lives, terminated, bool(ended)))
+        self.buffer.add(record(new, self.length, source))
+        self.segments += new
+
+    @rule(steps=st.integers(1, 40))
+    def take(self, steps):
+        whole = self.whole(steps)
+        assert self.buffer.whole(steps) == whole
+        if not whole or steps > self.steps:
+            with pytest.raises(ValueError, match="expected a sequence or more"):
+                self.buffer.take(steps)
+            return
+        taken = []
+        while whole:
+            segment = self.segments[0]
+            if len(segment.marks) <= whole:
+                taken.append(self.segments.pop(0))
+            else:
+                taken.append(self.split(segment, whole))
+            whole -= len(taken[-1].marks)
+        self.check(self.buffer.take(steps), taken)
+
+    @rule()
+    def take_all(self):
+        if self.segments:
+            taken, self.segments = self.segments, []
+            self.check(self.buffer.take_all(), taken)
+
+    @rule(version=st.integers(0, 12), keep=st.integers(0, 40))
+    def drop(self, version, keep):
+        kept, remaining = [], self.steps
+        for segment in self.segments:
+            if max(segment.versions) < version - 3 and remaining - len(segment.marks) >= keep:
+                remaining -= len(segment.marks)
+            else:
+                kept.append(segment)
+        assert self.buffer.drop_stale(version, 3, keep) == self.steps - remaining
+        self.segments = kept
+
+    @invariant()
+    def counts(self):
+        if hasattr(self, "buffer"):
+            assert self.buffer.steps == self.steps
+            assert self.buffer.whole(10**6) == self.steps
+
+    @property
+    def steps(self):
+        return sum(len(segment.marks) for segment in self.segments)
+
+    def whole(self, steps):
+        """The last end of a sequence among the first `steps` rows."""
+        ends, start = [0], 0
+        for segment in self.segments:
+            rows = len(segment.marks)
+            ends += [start + min(rows, at + self.length) for at in range(0, rows, self.length)]
+            start += rows
+        return max(end for end in ends if end <= steps)
+
+    @staticmethod
+    def split(segment, at):
+        """Takes the first rows from a segment, as one that is open at its end."""
+        head = Modelled(segment.marks[:at], segment.marks[at], segment.versions[:at], segment.life, False, False)
+        segment.marks, segment.versions = segment.marks[at:], segment.versions[at:]
+        return head
+
+    def check(self, batch, expected):
+        assert batch.sequence_length == self.length
+        assert batch.observations[0][:, 0].tolist() == [mark for one in expected for mark in one.marks]
+        assert batch.versions.tolist() == [version for one in expected for version in one.versions]
+        assert batch.lengths.tolist() == [len(one.marks) for one in expected]
+        assert batch.next_observations[0][:, 0].tolist() == [one.following for one in expected]
+        assert batch.terminated.tolist() == [one.terminated for one in expected]
+        assert batch.ended.tolist() == [one.ended for one in expected]
+        assert (batch.lives % 2**40).tolist() == [one.life for one in expected]
+        first, _ = sequences.divide(batch.lengths, self.length)
+        starts = [mark for one in expected for mark in one.marks[:: self.length]]
+        assert batch.observations[0][first, 0].tolist() == starts, "sequences are those that were stored"
+        assert batch.carried.tolist() == [carried_at(mark) for mark in starts]
+
+
+Sequenced.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestBufferOfSequences = Sequenced.TestCase
+
+
+def test_a_life_is_known_by_its_source_and_its_number_there():
+    buffer = SegmentBuffer(2)
+    for source in ("stepping-0.1", "stepping-1.1", "stepping-0.1"):
+        new = [Modelled([0], 0.5, [0], life, False, False) for life in (1, 2)]
+        buffer.add(record(new, 2, source))
+    lives = buffer.take_all().lives.tolist()
+    assert lives[:2] == lives[4:]
+    assert len(set(lives)) == 4
+
+
+def test_a_buffer_where_nothing_is_carried_keeps_nothing_carried_and_splits_anywhere():
+    buffer = SegmentBuffer()
+    buffer.add(segments([5, 4]))
+    assert [buffer.whole(steps) for steps in (3, 7, 99)] == [3, 7, 9]
+    batch = buffer.take(3)
+    assert (batch.steps, batch.carried, batch.sequence_length) == (3, None, 0)
+
+
+def test_what_was_carried_goes_with_the_segments_that_are_dropped():
+    buffer = SegmentBuffer(2)
+    new = [Modelled([10, 11, 12], 12.5, [1] * 3, 1, False, False), Modelled([13, 14], 14.5, [9] * 2, 2, False, True)]
+    buffer.add(record(new, 2, "a"))
+    assert buffer.drop_stale(version=9, max_lag=3, keep_at_least=0) == 3
+    assert buffer.take_all().carried.tolist() == [carried_at(13)]
+
+
+def test_less_than_a_sequence_is_refused_and_nothing_is_taken():
+    buffer = SegmentBuffer(4)
+    buffer.add(record([Modelled(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a"))
+    with pytest.raises(ValueError, match="expected a sequence or more of the 9"):
+        buffer.take(3)
+    assert buffer.steps == 9
+    assert [buffer.take(7).steps, buffer.take(5).steps] == [4, 5]
+
+
+# ---------------------------------------------------------------- memories of the critic
+
+UPDATES = st.lists(
+    st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=8, unique_by=lambda one: one[0]), max_size=12
+)
+
+
+@given(updates=UPDATES, limit=st.integers(1, 9), seed=st.integers(0, 1000))
+@settings(max_examples=150, deadline=None)
+def test_memories_are_those_of_a_dictionary(updates, limit, seed):
+    """Latest memory of each agent; none once it ended; of too many, those longest unheard of go."""
+    memories, random = Memories(3, limit), np.random.default_rng(seed)
+    twin: dict[int, tuple[int, np.ndarray]] = {}
+    for now, update in enumerate(updates):
+        lives = np.array([life for life, _ in update], np.int64)
+        ended = np.array([end for _, end in update], np.bool_)
+        made = random.standard_normal((len(update), 3), np.float32)
+        memories.keep(lives, made, ended)
+        for life, end, memory in zip(lives.tolist(), ended.tolist(), made, strict=True):
+            twin.pop(life, None)
+            if not end:
+                twin[life] = (now, memory)
+        oldest_first = sorted((heard for heard, _ in twin.values()))
+        surely = oldest_first[-limit] if len(twin) > limit else -1
+        got = memories.recall(np.arange(13))
+        known = {life for life in twin if got[life].any()}
+        assert len(memories) == len(known) == min(limit, len(twin))
+        assert known >= {life for life, (heard, _) in twin.items() if heard > surely}
+        assert all(twin[life][0] >= surely for life in known)
+        twin = {life: twin[life] for life in known}  # of those heard of last together any may go
+        for life in range(13):
+            np.testing.assert_array_equal(got[life], twin[life][1] if life in twin else np.zeros(3))
+
+
+def test_what_is_recalled_is_a_copy_in_the_order_asked_for():
+    memories = Memories(1)
+    memories.keep(np.array([7, 2**41, 3]), np.float32([[1], [2], [3]]), np.zeros(3, np.bool_))
+    got = memories.recall(np.array([3, 7, 5, 2**41, 3]))
+    assert got.tolist() == [[3], [1], [0], [2], [3]]
+    got += 1
+    assert memories.recall(np.array([3])).tolist() == [[3]]
+    assert memories.recall(np.array([], np.int64)).shape == (0, 1)

@@ -1,0 +1,247 @@
+"""The recurrent body against the textbook."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.networks.goals import Conditioned
+from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.recurrent import FORGET_BIAS, Layout, Recurrent
+from pipeline.networks.weights import to_arrays
+
+FEATURES, UNITS, MEMORY, OUTPUTS = 3, 4, 6, 2
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
+TRUNKS = pytest.mark.parametrize("kind", ["perceptron", "conditioned"])
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def recurrent(kind="perceptron", seed=0):
+    """A small body in double, every parameter random so that none hides behind a zero."""
+    trunk = (
+        Perceptron(FEATURES, [5], [1.0] * UNITS, seeded())
+        if kind == "perceptron"
+        else Conditioned(FEATURES - 1, 1, [5, UNITS], None, seeded())
+    )
+    body = Recurrent(trunk, UNITS, MEMORY, [1.0] * OUTPUTS, seeded())
+    random = seeded(seed)
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.normal_(0, 0.5, generator=random)
+    return body.double()
+
+
+def drawn(lengths, seed=0):
+    """Rows [B, F] and memories [Q, M] of sequences of these lengths."""
+    random = seeded(seed)
+    rows = torch.randn(sum(lengths), FEATURES, generator=random, dtype=torch.float64)
+    return rows, torch.randn(len(lengths), MEMORY, generator=random, dtype=torch.float64)
+
+
+def layout(lengths):
+    return Layout(np.array(lengths, np.int32))
+
+
+# ---------------------------------------------------------------- the textbook
+
+
+def sigmoid(number):
+    return 1 / (1 + math.exp(-number))
+
+
+def slow_cell(weights, seen, hidden, cell):
+    """One row of one sequence, gate by gate: i, f and o are sigmoids, g is a hyperbolic tangent."""
+    size = len(hidden)
+
+    def summed(gate, unit):
+        line = gate * size + unit
+        total = weights["bias_ih_l0"][line] + weights["bias_hh_l0"][line]
+        total += sum(w * x for w, x in zip(weights["weight_ih_l0"][line], seen, strict=True))
+        return total + sum(w * h for w, h in zip(weights["weight_hh_l0"][line], hidden, strict=True))
+
+    after_hidden, after_cell = [], []
+    for unit in range(size):
+        i, f, o = (sigmoid(summed(gate, unit)) for gate in (0, 1, 3))
+        g = math.tanh(summed(2, unit))
+        after_cell.append(f * cell[unit] + i * g)
+        after_hidden.append(o * math.tanh(after_cell[-1]))
+    return after_hidden, after_cell
+
+
+def slow_trunk(trunk, row):
+    """What the last hidden layer sums up, of torch's own layers."""
+    if isinstance(trunk, Conditioned):  # which has a slow twin of its own
+        return trunk(row.unsqueeze(0))[0]
+    for layer in trunk.layers[:-1]:
+        row = torch.nn.functional.silu(torch.nn.functional.linear(row, layer.weight, layer.bias))
+    return torch.nn.functional.linear(row, trunk.layers[-1].weight, trunk.layers[-1].bias)
+
+
+@torch.no_grad()
+def slow_run(body, rows, lengths, memories):
+    """Outputs and memories of `Recurrent.run`, sequence by sequence and row by row."""
+    weights = {name: array.tolist() for name, array in to_arrays(body.lstm).items()}
+    head_weight, head_bias = body.head.weight.tolist(), body.head.bias.tolist()
+    outputs, after, row = [], [], 0
+    for length, memory in zip(lengths, memories.tolist(), strict=True):
+        hidden, cell = memory[: MEMORY // 2], memory[MEMORY // 2 :]
+        for _ in range(length):
+            sums = slow_trunk(body.trunk, rows[row]).tolist()
+            hidden, cell = slow_cell(weights, [x * sigmoid(x) for x in sums], hidden, cell)
+            outputs.append(
+                [
+                    bias + sum(w * h for w, h in zip(line, hidden, strict=True))
+                    for line, bias in zip(head_weight, head_bias, strict=True)
+                ]
+            )
+            row += 1
+        after.append(hidden + cell)
+    return torch.tensor(outputs, dtype=torch.float64), torch.tensor(after, dtype=torch.float64)
+
+
+@TRUNKS
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_outputs_and_memories_are_those_of_the_textbook(kind, lengths, seed):
+    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+    expected = slow_run(body, rows, lengths, memories)
+    for got, slow in zip(body.run(rows, layout(lengths), memories), expected, strict=True):
+        torch.testing.assert_close(got, slow)
+    torch.testing.assert_close(body(rows, layout(lengths), memories), expected[0])
+
+
+@TRUNKS
+def test_gradients_for_features_and_memories_are_those_of_differences(kind):
+    body, lengths = recurrent(kind), (2, 4, 1)
+    rows, memories = (part.requires_grad_() for part in drawn(lengths, 1))
+    assert torch.autograd.gradcheck(lambda *inputs: body.run(inputs[0], layout(lengths), inputs[1]), (rows, memories))
+
+
+@TRUNKS
+def test_gradients_for_parameters_are_those_of_differences(kind):
+    """Outputs and last memories, each with a weight of its own; a perceptron writes its gradients itself."""
+    body, lengths, step = recurrent(kind), (3, 1, 4), 1e-6
+    rows, memories = drawn(lengths, 2)
+    shapes = [part.shape for part in body.run(rows, layout(lengths), memories)]
+    weighing = [torch.randn(shape, generator=seeded(4), dtype=torch.float64) for shape in shapes]
+
+    def loss():
+        found = body.run(rows, layout(lengths), memories)
+        return sum((part * weights).sum() for part, weights in zip(found, weighing, strict=True))
+
+    loss().backward()
+    for name, parameter in body.named_parameters():
+        values, slopes = parameter.data.view(-1), []
+        for place, value in enumerate(values.tolist()):
+            sides = []
+            for moved in (value + step, value - step):
+                values[place] = moved
+                with torch.no_grad():
+                    sides.append(loss().item())
+            values[place] = value
+            slopes.append((sides[0] - sides[1]) / (2 * step))
+        expected = torch.tensor(slopes, dtype=torch.float64).view_as(parameter)
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_a_new_memory_begins_by_remembering():
+    """The forget gates' biases are 1, all others 0; weights are as wide as their inputs are many."""
+    body = Recurrent(Perceptron(3, [], [1.0] * 100, seeded()), 100, 128, [1.0, 0.1], seeded())
+    bias = body.lstm.bias_ih_l0 + body.lstm.bias_hh_l0
+    assert bias.tolist() == [0.0] * 64 + [FORGET_BIAS] * 64 + [0.0] * 128
+    assert body.lstm.weight_ih_l0.std().item() == pytest.approx(1 / 10, rel=0.03)
+    assert body.lstm.weight_hh_l0.std().item() == pytest.approx(1 / 8, rel=0.03)
+    first, second = body.head.weight.detach().std(1).tolist()
+    assert first == pytest.approx(1 / 8, rel=0.3)
+    assert second == pytest.approx(0.1 / 8, rel=0.3)
+
+
+# ---------------------------------------------------------------- packing
+
+
+@given(lengths=LENGTHS)
+@settings(max_examples=60, deadline=None)
+def test_a_layout_is_the_rows_in_another_order_by_time_and_then_by_length(lengths):
+    found = layout(lengths)
+    starts = np.cumsum(lengths) - lengths
+    longest_first = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
+    expected = [
+        int(starts[sequence]) + time
+        for time in range(max(lengths))
+        for sequence in longest_first
+        if time < lengths[sequence]
+    ]
+    assert found.order.tolist() == expected
+    assert sorted(expected) == list(range(sum(lengths)))
+    assert found.order[found.inverse].tolist() == list(range(sum(lengths)))
+    assert found.sizes.tolist() == [sum(time < length for length in lengths) for time in range(max(lengths))]
+    assert found.by_length.tolist() == longest_first
+    assert found.by_length[found.by_number].tolist() == list(range(len(lengths)))
+
+
+@TRUNKS
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_other_sequences_of_a_batch_and_their_order_change_nothing(kind, lengths, seed, data):
+    """Outputs, memories and the gradient for the features of some sequences are the same in any company."""
+    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+    rows.requires_grad_()
+    some = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True))
+    starts = np.cumsum(lengths) - lengths
+    places = torch.tensor([int(starts[one]) + row for one in some for row in range(lengths[one])])
+    outputs, after = body.run(rows, layout(lengths), memories)
+    alone = rows.detach()[places].requires_grad_()
+    got, got_after = body.run(alone, layout([lengths[one] for one in some]), memories[some])
+    torch.testing.assert_close(got, outputs[places])
+    torch.testing.assert_close(got_after, after[some])
+    outputs[places].square().sum().backward()
+    got.square().sum().backward()
+    torch.testing.assert_close(alone.grad, rows.grad[places])
+    others = torch.ones(len(rows), dtype=torch.bool).index_fill(0, places, False)
+    assert not rows.grad[others].any(), "no sequence has a part in another's outputs"
+
+
+@TRUNKS
+@given(lengths=st.lists(st.integers(2, 7), min_size=1, max_size=5), seed=st.integers(0, 10**6), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_sequence_in_two_parts_is_the_same_where_the_memory_is_handed_over(kind, lengths, seed, data):
+    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+    heads = [data.draw(st.integers(1, length - 1)) for length in lengths]
+    starts = np.cumsum(lengths) - lengths
+    parts = zip(starts, heads, lengths, strict=True)
+    front = torch.tensor([int(start) + row for start, head, _ in parts for row in range(head)])
+    parts = zip(starts, heads, lengths, strict=True)
+    back = torch.tensor([int(start) + row for start, head, length in parts for row in range(head, length)])
+    outputs, after = body.run(rows, layout(lengths), memories)
+    first, between = body.run(rows[front], layout(heads), memories)
+    tails = [length - head for head, length in zip(heads, lengths, strict=True)]
+    second, end = body.run(rows[back], layout(tails), between)
+    torch.testing.assert_close(first, outputs[front])
+    torch.testing.assert_close(second, outputs[back])
+    torch.testing.assert_close(end, after)
+
+
+@TRUNKS
+@pytest.mark.parametrize("outputs", [None, 1])
+def test_a_frozen_body_goes_step_by_step_where_a_run_goes(kind, outputs):
+    body, agents, steps = recurrent(kind), 3, 5
+    rows, memory = drawn([steps] * agents, 3)
+    expected, after = body.run(rows, layout([steps] * agents), memory)
+    frozen = body.frozen(outputs)
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(1.0)  # a copy does not move with it
+    for step in range(steps):
+        places = torch.arange(agents) * steps + step
+        got, memory = frozen(rows[places], memory)
+        torch.testing.assert_close(got, expected[places, :outputs].detach())
+    torch.testing.assert_close(memory, after.detach())
+    assert not memory.requires_grad
