@@ -87,14 +87,14 @@ class RunInfo:
 
 async def run(context: Context) -> None:
     """Watches the run of `context` until it is stopped."""
-    settings = context.run.settings
+    settings, learns = context.run.settings, context.run.playing is None
     info = RunInfo(
         run_id=context.run.id,
         run_dir=context.run.directory,
         services=context.run.services,
         behaviors={name: behavior.summary_freq for name, behavior in settings.behaviors.items()},
-        max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items()},
-        training=not settings.checkpoint_settings.inference,
+        max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items() if learns},
+        training=learns,
     )
     await monitor(
         context.transport,

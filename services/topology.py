@@ -8,6 +8,7 @@ The same graph runs as processes over ZeroMQ and in one process over memory queu
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pipeline.errors import ServiceError, SettingsError
 from pipeline.queues.interface import Capacity
-from pipeline.runtime import Context, Run
+from pipeline.runtime import Context, Playing, Run
 from pipeline.settings import Settings
 from pipeline.stepping.settings import GATHERED_STEPS
 
@@ -92,6 +93,7 @@ class Topology:
             "id": run.id,
             "seed": run.seed,
             "resumed": run.resumed,
+            "playing": None if run.playing is None else dataclasses.asdict(run.playing),
             "addresses": dict(run.addresses),
             "simulators": dict(run.simulators),
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
@@ -102,17 +104,25 @@ class Topology:
 
 
 def build(
-    settings: Settings, *, run_id: str, directory: Path, seed: int, resumed: bool = False, sockets: Path | None = None
+    settings: Settings,
+    sockets: Path | None = None,
+    *,
+    run_id: str,
+    directory: Path,
+    seed: int,
+    resumed: bool = False,
+    playing: Playing | None = None,
 ) -> Topology:
     """The graph that `settings` ask for.
 
     Args:
         settings: of the run.
+        sockets: a folder for Unix sockets, or None for loopback ports.
         run_id: of the run.
         directory: run folder.
         seed: of the run.
         resumed: go on from what is in the folder.
-        sockets: a folder for Unix sockets, or None for loopback ports.
+        playing: what to play instead of learning.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -129,8 +139,9 @@ def build(
         addresses=addresses,
         simulators={name: len(simulators[index :: len(stepping)]) for index, name in enumerate(stepping)},
         resumed=resumed,
+        playing=playing,
     )
-    plans = service_plans(settings, stepping)
+    plans = service_plans(run)
     boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors)]
     names = [*run.capacities, *(f"board:{board}" for board in boards)]
     return Topology(
@@ -160,6 +171,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
+            playing=None if plain["playing"] is None else Playing(**plain["playing"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(
@@ -175,7 +187,7 @@ def plan_of(run: Run, name: str) -> ServicePlan:
     Raises:
         ServiceError: the run has no such service.
     """
-    plans = {plan.name: plan for plan in service_plans(run.settings, list(run.stepping))}
+    plans = {plan.name: plan for plan in service_plans(run)}
     if name not in plans:
         raise ServiceError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
     return plans[name]
@@ -184,16 +196,17 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 # ---------------------------------------------------------------- parts
 
 
-def service_plans(settings: Settings, stepping: list[str]) -> tuple[ServicePlan, ...]:
-    """All services of a run in the order of the flow; `stepping` are the names of the stepping services."""
-    threads = settings.pipeline.torch_threads
+def service_plans(run: Run) -> tuple[ServicePlan, ...]:
+    """All services of a run in the order of the flow."""
+    threads = run.settings.pipeline.torch_threads
+    learner = "services.learning:run" if run.playing is None else "services.playing:run"
     return (
-        *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in stepping),
+        *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in run.stepping),
         ServicePlan(name="assembly", entry="services.assembly:run", niceness=5),
         ServicePlan(name="coordination", entry="services.coordination:run", niceness=5),
         *(
-            ServicePlan(name=f"learning-{name}", entry="services.learning:run", threads=threads.learning)
-            for name in settings.behaviors
+            ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning)
+            for name in run.settings.behaviors
         ),
         ServicePlan(name="monitor", entry="services.monitor:run", niceness=10),
     )

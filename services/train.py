@@ -5,24 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import secrets
 import shutil
-import sys
 import time
+from functools import partial
 from pathlib import Path
-
-import anyio
 
 from pipeline import logs
 from pipeline.errors import SettingsError
-from pipeline.hosting import ProcessHost
 from pipeline.monitoring.summary import Status
+from pipeline.runtime import Playing
 from pipeline.settings import Overrides, Settings, not_here, read, unsupported, without_effect
-from services.hosts import Processes, Tasks
-from services.supervisor import Supervisor
-from services.topology import Topology, build, sockets_folder
+from services.launch import checkpoints, launch, play
+from services.topology import build
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of the run (default: drawn, and logged)")
     parser.add_argument("--max-steps", type=float, help="end every behavior after so many trained steps")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
-    parser.add_argument("--inference", action="store_true", help="act with a checkpoint, without learning")
+    parser.add_argument("--inference", action="store_true", help="play the checkpoints of --run-id, learn nothing")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
@@ -48,50 +43,33 @@ def run(args: argparse.Namespace) -> int:
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings)
+    if kept.inference:
+        return 1 if _infer(settings, in_process=args.in_process) == "failed" else 0
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
-    sockets = None if args.in_process else sockets_folder(settings)
-    try:
-        topology = build(settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, sockets=sockets)
-        topology.save()
-        shutil.copyfile(args.config, directory / "config.yaml")
-        logs.configure(directory, run_id, "supervisor", console=True)
-        for line in (*loaded.notices, *without_effect(settings)):
-            logs.get().warning("settings", note=line, notice=True)
-        logs.get().info("seed", seed=seed, notice=True)
-        status = anyio.run(_supervise, topology, args.in_process, backend_options=_loop_options())
-    finally:
-        if sockets is not None:
-            shutil.rmtree(sockets, ignore_errors=True)
+    shutil.copyfile(args.config, directory / "config.yaml")
+    plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
+    notes = (*loaded.notices, *without_effect(settings))
+    status = launch(settings, plan, notes, in_process=args.in_process)
     if status == "stopped":
         name = f"--results-dir {kept.results_dir} --run-id {run_id}"
         logs.get().info("go_on_with", command=f"sparring train {args.config} {name} --resume", notice=True)
     return 1 if status == "failed" else 0
 
 
-async def _supervise(topology: Topology, in_process: bool) -> Status:
-    processes = ProcessHost(topology.run.directory / "logs")
-    try:
-        if in_process:
-            return await _as_tasks(topology, processes)
-        from pipeline.queues.zmq import ZmqTransport
-
-        async with ZmqTransport(topology.endpoints, f"supervisor.{secrets.token_hex(3)}") as transport:
-            return await Supervisor(topology, Processes(topology, processes), processes, transport).supervise()
-    finally:
-        processes.close()
-
-
-async def _as_tasks(topology: Topology, processes: ProcessHost) -> Status:
-    from pipeline.queues.memory import MemoryHub, MemoryTransport
-
-    hub = MemoryHub()
-    async with anyio.create_task_group() as tasks:
-        host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
-        async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
-            status = await Supervisor(topology, host, processes, transport).supervise()
-    return status
+def _infer(settings: Settings, *, in_process: bool) -> Status:
+    """Plays the newest checkpoints of a run until the user ends it."""
+    kept = settings.checkpoint_settings
+    if kept.run_id is None or kept.force:
+        raise SettingsError(
+            f"got --inference {'with --force' if kept.force else 'without --run-id'}; "
+            "expected the run whose checkpoints are to be played; name it with --run-id, and leave --force out"
+        )
+    trained = Path(kept.results_dir) / kept.run_id
+    playing = Playing(checkpoints=checkpoints(trained, settings))
+    seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
+    return play(trained, settings, playing, "inference", seed=seed, in_process=in_process)[0]
 
 
 def _overrides(args: argparse.Namespace) -> Overrides:
@@ -109,8 +87,6 @@ def _overrides(args: argparse.Namespace) -> Overrides:
 def _refuse(settings: Settings) -> None:
     """Refuses what can not be run, before anything is started."""
     lines = [*unsupported(settings), *not_here(settings)]
-    if settings.checkpoint_settings.inference:
-        lines.append("--inference: acting without learning")
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
@@ -144,7 +120,3 @@ def _seed_of(directory: Path) -> int:
     with contextlib.suppress(OSError, ValueError, KeyError):
         return int(json.loads((directory / "run.json").read_text())["seed"])
     return random.SystemRandom().randrange(2**31)
-
-
-def _loop_options() -> dict[str, bool]:
-    return {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}

@@ -20,7 +20,8 @@ def line(interval: Interval) -> str:
     parts = [interval.behavior, f"step {interval.step:,}", f"{rate(interval.steps_per_s)}/s", _reward(interval)]
     if interval.group_reward is not None:
         parts.append(f"group reward {short(interval.group_reward)}")
-    parts.append(f"updates {interval.updates}")
+    if interval.training:
+        parts.append(f"updates {interval.updates}")
     if interval.lag_mean is not None and interval.lag_max is not None:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
     if "Policy/Entropy" in interval.means:
@@ -36,9 +37,11 @@ def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
         stuck: which services wait for what; told where nothing was trained.
     """
     goal = f" of {interval.max_steps:,}" if interval.max_steps else ""
-    moved = f"+{interval.trained:,} trained and +{interval.produced:,} produced in {interval.seconds:.0f} s"
+    learned = f"+{interval.trained:,} trained and " if interval.training else ""
+    moved = f"{learned}+{interval.produced:,} produced in {interval.seconds:.0f} s"
     parts = [interval.behavior, f"step {interval.step:,}{goal}", moved, _reward(interval), _open(interval)]
-    return "  ".join(parts if interval.trained else [*parts, *stuck])
+    moving = interval.trained if interval.training else interval.produced
+    return "  ".join(parts if moving else [*parts, *stuck])
 
 
 def _reward(interval: Interval) -> str:

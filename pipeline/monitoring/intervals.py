@@ -48,6 +48,7 @@ class Interval:
         gauges: present values, by name.
         open_episodes: under way at its end, the oldest of them `oldest` steps old.
         books: steps by column of the books, as far as coordination has published them.
+        training: False where the run only acts: `step` then counts steps produced.
     """
 
     behavior: str
@@ -71,11 +72,13 @@ class Interval:
     open_episodes: int
     oldest: int
     books: Mapping[str, int] = field(default_factory=dict)
+    training: bool = True
 
     @property
     def steps_per_s(self) -> float:
-        """Steps trained per second."""
-        return self.trained / self.seconds if self.seconds > 0 else 0.0
+        """Steps trained per second; produced, where the run only acts."""
+        steps = self.trained if self.training else self.produced
+        return steps / self.seconds if self.seconds > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:
         """The line for `metrics.jsonl`."""
@@ -139,7 +142,8 @@ class Intervals:
     def peek(self, behavior: str, time_s: float) -> Interval:
         """The interval as it would be if it ended now."""
         step, mark = self._overview.step(behavior), self._marks[behavior]
-        interval = _interval(behavior, time_s, step, self._overview.of(behavior), mark)
+        numbers = self._overview.of(behavior)
+        interval = _interval(behavior, time_s, step, numbers, mark, training=self._overview.training)
         known = interval.max_steps is not None
         return interval if known else replace(interval, max_steps=self._max_steps.get(behavior))
 
@@ -184,7 +188,7 @@ class Intervals:
         }
 
 
-def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _Mark) -> Interval:
+def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _Mark, *, training: bool) -> Interval:
     counted = {name: value - mark.counters.get(name, 0.0) for name, value in numbers.counters.items()}
     lag = since(numbers.histograms["lag"], mark.lag) if "lag" in numbers.histograms else None
     gauges = numbers.gauges
@@ -210,6 +214,7 @@ def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
         books=books(gauges),
+        training=training,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.runtime import Run
 from pipeline.settings import Settings
 from pipeline.settings.load import parse_settings
 from services.topology import Topology, build, cores_beside_learners, service_plans
@@ -41,7 +42,9 @@ def test_who_is_waited_for_by_nobody_keeps_off_as_many_cores_as_the_learners_hav
 ) -> None:
     """Only where a core is left; else all share all. Learners and stepping may run on every core."""
     settings = settings_of(learning, processes)
-    plans = service_plans(settings, [f"stepping-{index}" for index in range(processes)])
+    stepping = {f"stepping-{index}": "" for index in range(processes)}
+    run = Run(id="r", directory=Path(), settings=settings, seed=0, capacities={}, addresses=stepping, simulators={})
+    plans = service_plans(run)
     found = cores_beside_learners(settings, plans, sorted(usable))
     left = len(usable) - 2 * learning
     if left < 1:

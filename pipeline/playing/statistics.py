@@ -1,0 +1,89 @@
+"""What episodes say of a policy: means with confidence intervals.
+
+The interval of a mean is a bias-corrected and accelerated bootstrap interval (Efron 1987, doi
+10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (1927, doi
+10.1080/01621459.1927.10502953), which stays within 0..1 and holds for few episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest, bootstrap
+
+CONFIDENCE: Final = 0.95
+_RESAMPLES: Final = 9999
+_VALUES_AT_ONCE: Final = 10**7
+
+OUTCOMES: Final = {"won": 1.0, "drawn": 0.5, "lost": 0.0}
+
+
+def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Statistics of episodes, as plain values for JSON.
+
+    Args:
+        columns: `returns`, `shared_returns`, `lengths`, `teams`, `outcomes`, [e] each.
+    """
+    found: dict[str, Any] = {"episodes": len(columns["returns"])}
+    if not len(columns["returns"]):
+        return found
+    found["reward"] = spread(columns["returns"])
+    if columns["shared_returns"].any():
+        found["group_reward"] = spread(columns["shared_returns"])
+    found["length"] = spread(columns["lengths"])
+    said = columns["outcomes"][columns["outcomes"] >= 0]
+    if len(said):
+        found["outcomes"] = {name: share(said == value) for name, value in OUTCOMES.items()}
+    return found
+
+
+def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
+    """`describe` for each team, where there are several."""
+    teams = np.unique(columns["teams"])
+    if len(teams) < 2:
+        return {}
+    return {
+        str(team): describe({name: column[columns["teams"] == team] for name, column in columns.items()})
+        for team in teams.tolist()
+    }
+
+
+def spread(values: NDArray[Any]) -> dict[str, Any]:
+    """Mean with its interval, standard deviation and quartiles; no interval of a single value."""
+    values = values.astype(np.float64)
+    smallest, lower, median, upper, largest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
+    return {
+        "mean": float(values.mean()),
+        "interval": _interval(values),
+        "deviation": float(values.std(ddof=1)) if len(values) > 1 else None,
+        "min": smallest,
+        "quartiles": [lower, median, upper],
+        "max": largest,
+    }
+
+
+def share(said: NDArray[np.bool_]) -> dict[str, Any]:
+    """How often something is true, with its interval."""
+    times = int(said.sum())
+    found = binomtest(times, len(said)).proportion_ci(CONFIDENCE, method="wilson")
+    return {"share": times / len(said), "interval": [float(found.low), float(found.high)], "times": times}
+
+
+def _interval(values: NDArray[np.float64]) -> list[float] | None:
+    if len(values) < 2:
+        return None
+    if np.ptp(values) == 0:  # nothing to resample
+        return [float(values[0]), float(values[0])]
+    found = bootstrap(
+        (values,),
+        np.mean,
+        confidence_level=CONFIDENCE,
+        n_resamples=_RESAMPLES,
+        batch=max(1, _VALUES_AT_ONCE // len(values)),
+        method="BCa",
+        rng=np.random.default_rng(0),  # the same episodes, the same interval
+    ).confidence_interval
+    return [float(found.low), float(found.high)]

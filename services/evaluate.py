@@ -1,0 +1,133 @@
+"""`sparring evaluate RUN`: how good a trained policy is, from episodes that nobody learns from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.errors import ServiceError, SettingsError
+from pipeline.files import write_atomically
+from pipeline.playing.episodes import EPISODES_FILE, read_episodes
+from pipeline.playing.statistics import CONFIDENCE, by_team, describe
+from pipeline.runtime import Playing
+from pipeline.settings import Settings, not_here
+from services.launch import checkpoints, play
+from services.topology import load_run
+
+BELOW: Final = 3
+"""Exit status where the mean reward is below `--at-least`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("run", type=Path, help="folder of a run, as results/goal-1")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes of each behavior (default: 100)")
+    parser.add_argument("--checkpoint", help="name of a checkpoint's folder (default: the newest of each behavior)")
+    parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
+    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
+    parser.add_argument("--record", action="store_true", help="keep the episodes in files")
+    parser.add_argument("--at-least", type=float, help="exit with 3 if a behavior's mean reward is below this")
+    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plays episodes and says what they came to.
+
+    Returns:
+        0 if all episodes were played and every mean reward is at least `--at-least`; 3 if one is below; 1 if the
+        run failed or was stopped before its end.
+
+    Raises:
+        SettingsError: the run, a checkpoint or an argument is no good.
+    """
+    if args.episodes < 1:
+        raise SettingsError(f"got --episodes {args.episodes}; expected at least 1; give another number")
+    settings = _settings(_trained(args.run), deterministic=args.deterministic)
+    playing = Playing(
+        checkpoints=checkpoints(args.run, settings, args.checkpoint), episodes=args.episodes, record=args.record
+    )
+    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+    status, directory = play(args.run, settings, playing, "evaluation", seed=seed, in_process=args.in_process)
+    found = _evaluation(directory, playing, status, seed)
+    write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
+    sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))
+    return _exit_status(found, args.at_least)
+
+
+def _trained(directory: Path) -> Settings:
+    """What the run in a folder was trained with."""
+    try:
+        return load_run(directory.absolute())[0].settings
+    except ServiceError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _settings(settings: Settings, *, deterministic: bool) -> Settings:
+    """As trained with, and one stepping process: it numbers the episodes in the order of their starts."""
+    behaviors = dict(settings.behaviors)
+    if deterministic:
+        behaviors = {
+            name: one.model_copy(
+                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
+            )
+            for name, one in behaviors.items()
+        }
+    if missing := not_here(settings):
+        raise SettingsError("got " + "; ".join(missing))
+    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})
+    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
+
+
+def _evaluation(directory: Path, playing: Playing, status: str, seed: int) -> dict[str, Any]:
+    """The content of `evaluation.json`."""
+    behaviors = {}
+    for name, checkpoint in playing.checkpoints.items():
+        columns = read_episodes(directory / name / EPISODES_FILE)
+        found = describe(columns) if columns else {"episodes": 0}
+        behaviors[name] = {"checkpoint": checkpoint, **found, "teams": by_team(columns) if columns else {}}
+    complete = all(one["episodes"] >= playing.episodes for one in behaviors.values())
+    return {
+        "status": status,
+        "complete": complete,
+        "episodes": playing.episodes,
+        "confidence": CONFIDENCE,
+        "seed": seed,
+        "behaviors": behaviors,
+    }
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    percent = f"{CONFIDENCE:.0%}"
+    for name, one in found["behaviors"].items():
+        yield f"{name}  {one['episodes']} of {found['episodes']} episodes  {Path(one['checkpoint']).name}"
+        for team, part in {"": one, **one["teams"]}.items():
+            for what in ("reward", "group_reward", "length"):
+                if what in part:
+                    yield f"  {_named(team)}{what.replace('_', ' ')} {_spread(part[what], percent)}"
+            for outcome, share in part.get("outcomes", {}).items():
+                low, high = share["interval"]
+                yield f"  {_named(team)}{outcome} {share['share']:.1%}  {percent} interval {low:.1%} to {high:.1%}"
+
+
+def _named(team: str) -> str:
+    return f"team {team}: " if team else ""
+
+
+def _spread(one: Mapping[str, Any], percent: str) -> str:
+    text = f"{one['mean']:.4g}"
+    if one["interval"] is not None:
+        low, high = one["interval"]
+        text += f"  {percent} interval {low:.4g} to {high:.4g}  deviation {one['deviation']:.3g}"
+    return f"{text}  from {one['min']:.4g} to {one['max']:.4g}"
+
+
+def _exit_status(found: Mapping[str, Any], at_least: float | None) -> int:
+    if not found["complete"] or found["status"] != "completed":
+        return 1
+    means = [one["reward"]["mean"] for one in found["behaviors"].values()]
+    return BELOW if at_least is not None and min(means) < at_least else 0

@@ -1,0 +1,129 @@
+"""Starts what a topology says and stays with it to its end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from pipeline import logs
+from pipeline.errors import SettingsError
+from pipeline.hosting import ProcessHost
+from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.monitoring.summary import Status
+from pipeline.runtime import Playing
+from pipeline.settings import Settings
+from services.hosts import Processes, Tasks
+from services.supervisor import Supervisor
+from services.topology import Topology, build, sockets_folder
+
+
+def launch(
+    settings: Settings, plan: Callable[[Path | None], Topology], notes: tuple[str, ...] = (), *, in_process: bool
+) -> Status:
+    """Runs a run to its end.
+
+    Args:
+        settings: of it.
+        plan: makes its topology, given a folder for sockets.
+        notes: what its author should read first.
+        in_process: all services as tasks of this process.
+
+    Raises:
+        SettingsError: an address or port is not free.
+    """
+    sockets = None if in_process else sockets_folder(settings)
+    try:
+        topology = plan(sockets)
+        topology.save()
+        logs.configure(topology.run.directory, topology.run.id, "supervisor", console=True)
+        for line in notes:
+            logs.get().warning("settings", note=line, notice=True)
+        logs.get().info("seed", seed=topology.run.seed, notice=True)
+        return anyio.run(_supervise, topology, in_process, backend_options=_loop_options())
+    finally:
+        if sockets is not None:
+            shutil.rmtree(sockets, ignore_errors=True)
+
+
+def play(
+    trained: Path, settings: Settings, playing: Playing, kind: str, *, seed: int, in_process: bool
+) -> tuple[Status, Path]:
+    """Plays checkpoints in a folder of its own, below that of the run that trained them.
+
+    Args:
+        trained: folder of that run.
+        settings: as trained with.
+        playing: what to play.
+        kind: first word of the new folder's name.
+        seed: of simulators and sampling.
+        in_process: all services as tasks of this process.
+
+    Returns:
+        How it ended, and the new folder. Raises as `launch`.
+    """
+    directory = trained.absolute() / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    (directory / "logs").mkdir(parents=True)
+    run_id = f"{trained.absolute().name}-{directory.name}"
+    plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, playing=playing)
+    return launch(settings, plan, in_process=in_process), directory
+
+
+def checkpoints(directory: Path, settings: Settings, name: str | None = None) -> dict[str, str]:
+    """Folder of a checkpoint of each behavior.
+
+    Args:
+        directory: of the run that has trained.
+        settings: name its behaviors.
+        name: of the checkpoint's folder; None takes the newest of each behavior.
+
+    Raises:
+        SettingsError: a behavior has none, or none of this name.
+    """
+    found = {}
+    for behavior in settings.behaviors:
+        there = CheckpointFolder(directory.absolute(), behavior).newest_first()
+        fitting = [path for path in there if name in (None, path.name)]
+        if not fitting:
+            raise SettingsError(
+                f"got no checkpoint {name or ''} of {behavior} in {directory}; "
+                f"expected one of {[path.name for path in there] or 'some'}; "
+                + ("correct --checkpoint" if there else "train it first, or name the folder of another run")
+            )
+        found[behavior] = str(fitting[0])
+    return found
+
+
+async def _supervise(topology: Topology, in_process: bool) -> Status:
+    processes = ProcessHost(topology.run.directory / "logs")
+    try:
+        if in_process:
+            return await _as_tasks(topology, processes)
+        from pipeline.queues.zmq import ZmqTransport
+
+        async with ZmqTransport(topology.endpoints, f"supervisor.{secrets.token_hex(3)}") as transport:
+            return await Supervisor(topology, Processes(topology, processes), processes, transport).supervise()
+    finally:
+        processes.close()
+
+
+async def _as_tasks(topology: Topology, processes: ProcessHost) -> Status:
+    from pipeline.queues.memory import MemoryHub, MemoryTransport
+
+    hub = MemoryHub()
+    async with anyio.create_task_group() as tasks:
+        host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
+        async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
+            status = await Supervisor(topology, host, processes, transport).supervise()
+    return status
+
+
+def _loop_options() -> dict[str, bool]:
+    return {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}
