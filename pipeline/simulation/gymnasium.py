@@ -6,6 +6,7 @@ spent on a reset. `terminated` is an end, `truncated` an interruption.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,23 @@ _NATIVE_FROM = 8
 
 
 def make_gymnasium(
-    env_id: str, areas: int = 1, *, behavior: str | None = None, vectorization: str = "auto", **options: Any
+    env_id: str,
+    areas: int = 1,
+    *,
+    behavior: str | None = None,
+    vectorization: str = "auto",
+    wrappers: str = "",
+    **options: Any,
 ) -> Game:
     """A Gymnasium environment as a game.
 
     Args:
-        env_id: as for `gymnasium.make`.
+        env_id: as for `gymnasium.make`; `module:Name-v0` imports the module that registers it.
         areas: environments side by side, 1 or more.
         behavior: its name; None takes the id without namespace and version.
         vectorization: `sync` steps single environments, `native` the environment's own vector form,
             `auto` the faster of the two.
+        wrappers: classes to wrap each environment in, innermost first, as `package.module.Class` with commas between.
         options: for the environment.
 
     Raises:
@@ -49,15 +57,21 @@ def make_gymnasium(
             "expected 1 or more areas and auto, sync or native; correct the simulator's options"
         )
     name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
+    classes = [_wrapper(path.strip()) for path in wrappers.split(",") if path.strip()]
+    if classes and vectorization == "native":
+        raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
     try:
         if vectorization == "native" or (
-            vectorization == "auto" and _has_native(gymnasium.spec(env_id), areas, options)
+            vectorization == "auto" and not classes and _has_native(gymnasium, env_id, areas, options)
         ):
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return NativeGame(name, vector)
             vector.close()
-        return GymnasiumGame(name, [gymnasium.make(env_id, **options) for _ in range(areas)])
+        envs = [gymnasium.make(env_id, **options) for _ in range(areas)]
+        for wrapper in classes:
+            envs = [wrapper(env) for env in envs]
+        return GymnasiumGame(name, envs)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
             f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
@@ -65,8 +79,26 @@ def make_gymnasium(
         ) from error
 
 
-def _has_native(spec: Any, areas: int, options: Mapping[str, Any]) -> bool:
-    return bool(areas >= _NATIVE_FROM and not options and spec.vector_entry_point and not spec.additional_wrappers)
+def _wrapper(path: str) -> Any:
+    """The class that a dotted path names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"got wrapper {path!r}: {error}; expected a class, as gymnasium.wrappers.RescaleAction; "
+            "correct the path, or install its package"
+        ) from error
+
+
+def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, Any]) -> bool:
+    if areas < _NATIVE_FROM or options:
+        return False
+    module, _, plain = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)  # registers the environment
+    spec = gymnasium.spec(plain)
+    return bool(spec.vector_entry_point and not spec.additional_wrappers)
 
 
 class _Bridge:

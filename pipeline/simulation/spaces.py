@@ -163,7 +163,7 @@ def _leaf(space: Any, kind: str, path: tuple[Any, ...]) -> _Leaf:
     raise SpecError(
         got=f"observation {name!r} of the space {space}",
         expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
-        remedy="wrap the environment so that it observes one of these",
+        remedy="wrap the environment so that it observes one of these (option wrappers)",
     )
 
 
