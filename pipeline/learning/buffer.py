@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import sequences
+from pipeline.errors import ServiceError
 from pipeline.messages.service import Segments
 
 Array = NDArray[Any]
@@ -80,8 +81,13 @@ class SegmentBuffer:
         self.steps = 0
 
     def add(self, record: Segments) -> None:
-        """Appends the segments of `record`."""
+        """Appends the segments of `record`.
+
+        Raises:
+            ServiceError: what agents carried is not there for each of its sequences.
+        """
         source = self._sources.setdefault(record.source, len(self._sources))
+        self._check_carried(record)
         names = (*_PER_ROW, "lengths", "terminated", "next_observations", "observations", "masks")
         self._append(
             Batch(
@@ -121,8 +127,13 @@ class SegmentBuffer:
         Raises:
             ValueError: fewer steps are there, or `steps` is below 1 or below a sequence.
         """
-        if not 1 <= steps <= self.steps or not (steps := self.whole(steps)):
-            raise ValueError(f"got {steps} steps to take; expected a sequence or more of the {self.steps} there are")
+        fitting = self.whole(steps) if 1 <= steps <= self.steps else 0
+        if not fitting:
+            raise ValueError(
+                f"got {steps} steps to take of the {self.steps} there are; "
+                f"expected at least {max(1, self._sequence_length)} and no more than there are"
+            )
+        steps = fitting
         taken: list[Batch] = []
         missing = steps
         while missing:
@@ -160,6 +171,17 @@ class SegmentBuffer:
                 remaining -= int(chunk.lengths[segment]) if stale[segment] else 0
             self._append(_select(chunk, ~stale) if stale.any() else chunk)
         return before - self.steps
+
+    def _check_carried(self, record: Segments) -> None:
+        if not self._sequence_length or not len(record.lengths):
+            return
+        expected = int(sequences.counts(record.lengths, self._sequence_length).sum())
+        got = None if record.carried is None else len(record.carried)
+        if got != expected:
+            raise ServiceError(
+                f"got segments of {record.behavior} with {got} memories; expected {expected}, one for each sequence; "
+                "run all services with the same settings"
+            )
 
     def _append(self, chunk: Batch) -> None:
         if chunk.steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from learning_helpers import segments
 
 from pipeline import sequences
+from pipeline.errors import ServiceError
 from pipeline.learning.buffer import SegmentBuffer
 from pipeline.learning.memories import Memories
 
@@ -113,7 +115,7 @@ class Sequenced(RuleBasedStateMachine):
         whole = self.whole(steps)
         assert self.buffer.whole(steps) == whole
         if not whole or steps > self.steps:
-            with pytest.raises(ValueError, match="expected a sequence or more"):
+            with pytest.raises(ValueError, match="expected at least"):
                 self.buffer.take(steps)
             return
         taken = []
@@ -217,7 +219,7 @@ def test_what_was_carried_goes_with_the_segments_that_are_dropped():
 def test_less_than_a_sequence_is_refused_and_nothing_is_taken():
     buffer = SegmentBuffer(4)
     buffer.add(record([Modelled(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a"))
-    with pytest.raises(ValueError, match="expected a sequence or more of the 9"):
+    with pytest.raises(ValueError, match="got 3 steps to take of the 9 there are; expected at least 4"):
         buffer.take(3)
     assert buffer.steps == 9
     assert [buffer.take(7).steps, buffer.take(5).steps] == [4, 5]
@@ -265,3 +267,12 @@ def test_what_is_recalled_is_a_copy_in_the_order_asked_for():
     got += 1
     assert memories.recall(np.array([3])).tolist() == [[3]]
     assert memories.recall(np.array([], np.int64)).shape == (0, 1)
+
+
+def test_segments_without_their_memories_are_refused():
+    buffer = SegmentBuffer(4)
+    whole = record([Modelled(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a")
+    for carried, said in ((None, "None memories"), (whole.carried[:2], "2 memories")):
+        with pytest.raises(ServiceError, match=f"{said}; expected 3"):
+            buffer.add(dataclasses.replace(whole, carried=carried))
+    assert buffer.steps == 0
