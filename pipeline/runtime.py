@@ -141,6 +141,8 @@ class Context:
             waits=stats.waits,
             waited_s=stats.waited_s,
         )
+        self.registry.reach(f"queue.{name}.out.put_steps", stats.put_steps)
+        self.registry.reach(f"queue.{name}.out.put_bytes", stats.put_bytes)
 
     def note_receiver(self, name: str, queue: ReceivingQueue) -> None:
         """Publishes how a receiving end fares."""

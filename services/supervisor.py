@@ -268,14 +268,17 @@ class Supervisor:
     # ---------------------------------------------------------------- the end
 
     async def _stop_in_order(self) -> None:
-        """Stops along the flow, so that each stage can hand on what it holds."""
+        """Stops along the flow, so that each stage can hand on what it holds.
+
+        Learners before coordination: an update that was under way then ends in its books too.
+        """
         stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
         simulators = [plan.name for plan in self._topology.simulators]
         await self._stop(stepping, self._settings.stop_timeout_s)
         await self._stop(simulators, 5.0, ask=False)
-        for plan in self._topology.services:
-            if plan.name not in stepping:
-                await self._stop([plan.name], self._settings.stop_timeout_s)
+        rest = [plan.name for plan in self._topology.services if plan.name not in stepping]
+        for name in sorted(rest, key=_stopped_late):
+            await self._stop([name], self._settings.stop_timeout_s)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         parts = [self._parts[name] for name in names]
@@ -345,3 +348,8 @@ class Supervisor:
     def _latest(self, service: str, key: str, kind: type[Any]) -> Any:
         record = self._boards[service].latest.get(key)
         return record if isinstance(record, kind) else None
+
+
+def _stopped_late(name: str) -> int:
+    """Rank of a service among those that are stopped one after the other."""
+    return {"coordination": 1, "monitor": 2}.get(name, 0)

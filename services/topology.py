@@ -75,7 +75,7 @@ class Topology:
     Attributes:
         run: what every service is told.
         endpoints: of queues ("segments:Ball") and boards ("board:stepping-0").
-        services: in the order of the flow; they are stopped in this order.
+        services: in the order of the flow.
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
     """

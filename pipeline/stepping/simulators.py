@@ -176,7 +176,9 @@ class Simulators:
     async def _read(self, peer: Peer, log: Any) -> None:
         reader = FrameReader(SIMULATORS)
         while True:
-            reader.feed(await peer.stream.receive(_RECEIVE))
+            received = await peer.stream.receive(_RECEIVE)
+            self._house.registry.add("received_bytes", len(received))
+            reader.feed(received)
             peer.heard_at = now = self._house.clock()
             while (message := reader.next()) is not None:
                 peer.conversation.received(message)

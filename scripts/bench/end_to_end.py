@@ -1,11 +1,12 @@
-"""The whole pipeline against its parts: `python scripts/bench/end_to_end.py [a] [b] [a12] [--seconds 30]`.
+"""The whole pipeline against its parts: `python scripts/bench/end_to_end.py [a] [b] [a12] [images] [--seconds 30]`.
 
 Prints, for each case, end-to-end agent-steps/s after warm-up, the simulator alone (answered by a null
 server over its socket), the learner alone on data in memory with the same number of threads, and the
 ratio of end-to-end to the smaller of the two; and the action latency while the learner updates.
 
 a: batch 64, buffer 12,000; b: batch 4,096, buffer 65,536; both 3 epochs, 64 `balance` agents in one
-simulator, 128x2, overlap, horizon 64. a12: as a, with 12 agents in the simulator.
+simulator, 128x2, overlap, horizon 64. a12: as a, with 12 agents in the simulator. images: 16 agents that see 84x84x3
+bytes, `nature_cnn`, batch 64, buffer 512; also the bytes of each hop per step, over those of the observation.
 
 The speed of a machine may change within seconds by more than what is measured here. So the whole is paused
 (all its processes stopped) every few seconds, and the parts are measured in the pauses; its rate is over the
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import socket
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +40,52 @@ import learner as learner_bench
 
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.simulator import VERSION, Act, BehaviorActions, Bye, Hello, Reset, Step, Welcome
+from pipeline.specs import ActionSpec
 
 CONFIG = """
 behaviors:
-  Balance:
-    hyperparameters: {{batch_size: {batch}, buffer_size: {buffer}, num_epoch: 3}}
-    network_settings: {{normalize: true, hidden_units: 128, num_layers: 2}}
+  {behavior}:
+    hyperparameters: {{batch_size: {batch}, buffer_size: {buffer}, num_epoch: {epochs}}}
+    network_settings: {network}
     max_steps: 1000000000
-    time_horizon: 64
+    time_horizon: {horizon}
     summary_freq: 1000000
 simulators:
-  - {{name: balance, areas: {areas}}}
+  - command: {command}
 """
-CASES = {"a": ("a", 64), "b": ("b", 64), "a12": ("a", 12)}
+BALANCE = (sys.executable, "-m", "services", "simulator", "balance", "--areas")
+PICTURES = (sys.executable, str(Path(__file__).parent / "pictures.py"), "--agents")
+CASES = {
+    "a": ("a", "Balance", (*BALANCE, "64"), 64),
+    "b": ("b", "Balance", (*BALANCE, "64"), 64),
+    "a12": ("a", "Balance", (*BALANCE, "12"), 12),
+    "images": ("images", "Pictures", (*PICTURES, "16"), 16),
+}
+QUEUES = {
+    "stepping to assembly": ("stepping-0", "steps.out"),
+    "assembly to coordination": ("assembly", "segments:{behavior}.out"),
+    "coordination to learner": ("coordination", "updates:{behavior}.out"),
+}
+"""Service and queue of each hop after the first."""
 
 
 class Whole:
     """A real run of a case, past its first updates; paused and resumed as one."""
 
-    def __init__(self, case: learner_bench.Case, areas: int, folder: Path) -> None:
+    def __init__(self, case: learner_bench.Case, behavior: str, simulator: Sequence[str], folder: Path) -> None:
+        self._behavior, self._metrics = behavior, folder / "bench" / "metrics.jsonl"
         config = folder / "bench.yaml"
-        config.write_text(CONFIG.format(batch=case.batch, buffer=case.buffer, areas=areas))
+        config.write_text(
+            CONFIG.format(
+                behavior=behavior,
+                batch=case.batch,
+                buffer=case.buffer,
+                epochs=case.epochs,
+                horizon=case.horizon,
+                network=json.dumps(case.network.model_dump(exclude_none=True)),
+                command=json.dumps(simulator),
+            )
+        )
         command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", str(folder)]
         self._process = psutil.Popen([*command, "--run-id", "bench"], stdout=subprocess.DEVNULL)
         self._status = folder / "bench" / "status.json"
@@ -98,25 +126,39 @@ class Whole:
             look = self.look()
         return look
 
+    def hops(self) -> dict[str, float]:
+        """Bytes of each hop per step, after the end."""
+        lines = [json.loads(line) for line in self._metrics.read_text().splitlines()]
+        lines = [line for line in lines if line["type"] == "service"]  # each has what happened since the one before
+        frames = [line["counters"] for line in lines if line["service"] == "stepping-0"]
+        received = sum(counters.get("received_bytes", 0) for counters in frames)
+        found = {"simulator to stepping": received / sum(c.get(f"steps/{self._behavior}", 0) for c in frames)}
+        for hop, (service, queue) in QUEUES.items():
+            name = queue.format(behavior=self._behavior)
+            ends = [line["queues"].get(name, {}) for line in lines if line["service"] == service]
+            found[hop] = sum(end.get("put_bytes", 0) for end in ends) / sum(end.get("put_steps", 0) for end in ends)
+        return found
+
     def figures(self) -> dict[str, Any]:
         """Of the behavior."""
-        shown: dict[str, Any] = self.look()["behaviors"]["Balance"]["figures"]
+        shown: dict[str, Any] = self.look()["behaviors"][self._behavior]["figures"]
         return shown
 
 
 class SimulatorAlone:
     """A simulator whose every frame is answered at once with the same actions; call it for steps/s."""
 
-    def __init__(self, areas: int, seconds: float) -> None:
-        self._seconds, self._areas = seconds, areas
+    def __init__(self, command: Sequence[str], agents: int, actions: ActionSpec, seconds: float) -> None:
+        self._seconds = seconds
         self._server = socket.create_server(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        command = [sys.executable, "-m", "services", "simulator", "balance", "--connect", address]
-        self._process = subprocess.Popen([*command, "--areas", str(areas)], stdout=subprocess.DEVNULL)
+        environment = {**os.environ, "SPARRING_ADDRESS": address}
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         self._connection, _ = self._server.accept()
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = FrameReader()
-        self._continuous, self._discrete = np.zeros((areas, 2), np.float32), np.zeros((areas, 0), np.int32)
+        self._continuous = np.zeros((agents, actions.continuous), np.float32)
+        self._discrete = np.zeros((agents, len(actions.discrete)), np.int32)
         assert isinstance(self._receive(), Hello)
         welcome = Welcome(version=VERSION, connection=1, heartbeat_s=600.0, timeout_s=3600.0)
         self._connection.sendall(to_bytes(welcome) + to_bytes(Reset(seed=1)))
@@ -152,43 +194,48 @@ class SimulatorAlone:
 
 def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
     """One case, whole and parts in turn; one line."""
-    key, areas = CASES[name]
+    key, behavior, command, agents = CASES[name]
     case = learner_bench.CASES[key]
     learner = learner_bench.Alone(case)
     learner()
     simulator_rates: list[float] = []
     update_seconds: list[float] = []
     paused = 0.0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Whole(case, areas, Path(folder)) as whole,
-        SimulatorAlone(areas, 0.3) as simulator,
-    ):
-        time.sleep(warm_s)
-        before = whole.fresh()
-        for turn in range(round(seconds / turn_s)):
-            time.sleep(turn_s / 2 if turn == 0 else turn_s)
-            began = time.monotonic()
-            whole.pause()
-            simulator_rates.append(simulator())
-            update_seconds.append(learner())
-            whole.resume()
-            paused += time.monotonic() - began
-        time.sleep(turn_s / 2)
-        after = whole.fresh()
+    with tempfile.TemporaryDirectory() as folder:
+        with (
+            Whole(case, behavior, command, Path(folder)) as whole,
+            SimulatorAlone(command, agents, case.spec.actions, 0.3) as simulator,
+        ):
+            time.sleep(warm_s)
+            before = whole.fresh()
+            for turn in range(round(seconds / turn_s)):
+                time.sleep(turn_s / 2 if turn == 0 else turn_s)
+                began = time.monotonic()
+                whole.pause()
+                simulator_rates.append(simulator())
+                update_seconds.append(learner())
+                whole.resume()
+                paused += time.monotonic() - began
+            time.sleep(turn_s / 2)
+            after = whole.fresh()
+        whole_hops = whole.hops()
     span = after["time_s"] - before["time_s"] - paused
-    one, two = (look["behaviors"]["Balance"]["figures"] for look in (before, after))
+    one, two = (look["behaviors"][behavior]["figures"] for look in (before, after))
     produced, trained = ((two["books"][count] - one["books"][count]) / span for count in ("produced", "trained"))
     simulator_alone = statistics.mean(simulator_rates)
     learner_alone = case.buffer / statistics.mean(update_seconds)
     latency = after["services"]["stepping-0"]["histograms"]["action_latency_s"]
+    seen = case.spec.observation_bytes
+    hops = ", ".join(f"{hop} {size / seen:.3f}" for hop, size in whole_hops.items())
+    bare = learner_bench.measure(case)["ratio"] if key in learner_bench.COMPARED else math.nan
     return (
         f"{name}: ratio {produced / min(simulator_alone, learner_alone):.2f}  "
         f"end to end {produced:,.0f}/s (trained {trained:,.0f}/s) over {span:.0f} s  "
         f"simulator alone {simulator_alone:,.0f}/s  learner alone {learner_alone:,.0f}/s  "
-        f"learner/bare {learner_bench.measure(case)['ratio']:.2f}  "
+        f"learner/bare {bare:.2f}  "
         f"latency p50 {latency['p50'] * 1e3:.2f} ms p99 {latency['p99'] * 1e3:.2f} ms  "
-        f"lag mean {two['lag_mean']:.2f} max {two['lag_max']:.0f}"
+        f"lag mean {two['lag_mean']:.2f} max {two['lag_max']:.0f}  "
+        f"bytes per step, over the observation's {seen}: {hops}"
     )
 
 

@@ -3,7 +3,8 @@
     python scripts/bench/learner.py [a] [b]
 
 Case a: batch 64, buffer 12,000. Case b: batch 4,096, buffer 65,536. Both: 3 epochs, separate actor
-and critic of 128x2, 8 observations, 2 continuous actions, normalised, one thread. `learner` is all
+and critic of 128x2, 8 observations, 2 continuous actions, normalised, one thread. (Case images, batch 64, buffer
+512, is for the end-to-end bench: one image of 84x84x3 bytes, `nature_cnn`, 4 choices.) `learner` is all
 of an update: taking segments in, values, advantages, minibatches, statistics, normaliser, weights
 to publish. `bare` is only forward, backward and optimiser step on the same minibatches, from a
 gradient that is given, with `torch.nn` layers and Adam as they come. `own` is the same with this
@@ -19,11 +20,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pictures
 
 from pipeline.learning.learner import Learner
 from pipeline.learning.ppo import PPO
@@ -35,39 +41,57 @@ from pipeline.networks.weights import load_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(8,)),), actions=ActionSpec(continuous=2))
+VECTORS = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Minibatch and buffer in steps, and the length of each segment."""
+    """Minibatch and buffer in steps, the length of each segment, and what the agents see and do."""
 
     batch: int
     buffer: int
     horizon: int = 64
     epochs: int = 3
+    spec: BehaviorSpec = SPEC
+    network: NetworkSettings = VECTORS
 
 
-CASES = {"a": Case(batch=64, buffer=12_000), "b": Case(batch=4_096, buffer=65_536)}
+CASES = {
+    "a": Case(batch=64, buffer=12_000),
+    "b": Case(batch=4_096, buffer=65_536),
+    "images": Case(batch=64, buffer=512, spec=pictures.SPEC, network=NetworkSettings(vis_encode_type="nature_cnn")),
+}
+COMPARED = ("a", "b")
 
 
 def settings_of(case: Case) -> TrainerSettings:
     """Settings of a learner for `case`."""
     return TrainerSettings(
         hyperparameters=Hyperparameters(batch_size=case.batch, buffer_size=case.buffer, num_epoch=case.epochs),
-        network_settings=NetworkSettings(normalize=True, hidden_units=128, num_layers=2),
+        network_settings=case.network,
         max_steps=10**9,
     )
 
 
-def segments_of(learner: Learner, rows: int, horizon: int, random: np.random.Generator) -> Segments:
+def look(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Random observations of `rows` agents."""
+    return tuple(
+        random.integers(0, 256, (rows, *one.shape), np.uint8)
+        if one.dtype == "uint8"
+        else random.standard_normal((rows, *one.shape), np.float32)
+        for one in spec.observations
+    )
+
+
+def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, random: np.random.Generator) -> Segments:
     """Random segments acted by the learner's present policy."""
-    actor = Actor(SPEC, learner.settings.network_settings)
+    actor = Actor(spec, learner.settings.network_settings)
     load_arrays(actor, learner.weights().arrays)
     lengths = np.full(-(-rows // horizon), horizon, np.int32)
     lengths[-1] = rows - horizon * (len(lengths) - 1)
     count = len(lengths)
-    observations = random.standard_normal((rows, 8), np.float32)
-    continuous, discrete, log_probs = actor.act((observations,), None, torch.Generator().manual_seed(1))
+    observations = look(spec, rows, random)
+    continuous, discrete, log_probs = actor.act(observations, None, torch.Generator().manual_seed(1))
     return Segments(
         behavior="Bench",
         source="stepping-0.1",
@@ -78,8 +102,8 @@ def segments_of(learner: Learner, rows: int, horizon: int, random: np.random.Gen
         received=rows,
         cut=0,
         lengths=lengths,
-        observations=(observations,),
-        next_observations=(random.standard_normal((count, 8), np.float32),),
+        observations=observations,
+        next_observations=look(spec, count, random),
         continuous=continuous,
         discrete=discrete,
         log_probs=log_probs,
@@ -110,10 +134,11 @@ class Alone:
     def __init__(self, case: Case) -> None:
         torch.set_num_threads(1)
         self._case, self._random = case, np.random.default_rng(1)
-        self._learner = Learner("Bench", SPEC, settings_of(case), seed=1)
+        self._learner = Learner("Bench", case.spec, settings_of(case), seed=1)
 
     def __call__(self) -> float:
-        record = segments_of(self._learner, self._case.buffer, self._case.horizon, self._random)
+        case = self._case
+        record = segments_of(self._learner, case.spec, case.buffer, case.horizon, self._random)
         return _seconds(partial(_one_update, self._learner, record))
 
 
@@ -154,7 +179,7 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
     def run() -> None:
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):
-                outputs = (ppo.actor(inputs), ppo.actor.log_sigma, ppo.critic(inputs))
+                outputs = (ppo.actor(inputs), ppo.actor.log_sigma, ppo.networks.critic(inputs))
                 ppo.parameters.backward(outputs, gradients)
                 ppo.optimizer.step()
 
@@ -190,7 +215,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    for name in sys.argv[1:] or CASES:
+    for name in sys.argv[1:] or COMPARED:
         case = CASES[name]
         measured = measure(case)
         print(

@@ -26,8 +26,8 @@ from services.topology import build
 SERVICES: dict[str, Callable[[Context], Any]] = {
     "stepping-0": stepping.run,
     "assembly": assembly.run,
-    "coordination": coordination.run,
     "learning-Goal": learning.run,
+    "coordination": coordination.run,
 }
 
 CONFIG = """
