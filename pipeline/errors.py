@@ -21,6 +21,8 @@ A message says what was got, what was expected and what to do about it.
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class SparringError(Exception):
     """Base of all failures raised on purpose."""
@@ -104,6 +106,13 @@ class Broken(QueueError):
 
 class ServiceError(SparringError):
     """A process of the run failed, stalled or gave up."""
+
+
+UNUSABLE: Final = 3
+"""Exit status of a process whose failure a restart can not mend."""
+
+CAN_NOT_START: Final = 127
+"""Exit status in the place of a program that could not be started, as shells have it."""
 
 
 def first_failure(failure: BaseException) -> BaseException:

@@ -23,12 +23,9 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from pipeline import logs
-from pipeline.errors import SparringError, first_failure
+from pipeline.errors import CAN_NOT_START, UNUSABLE, SparringError, first_failure
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
-UNUSABLE: Final = 3
-"""Exit status of a service whose failure a restart can not mend."""
-
 _TAIL: Final = 2000
 
 
@@ -74,7 +71,7 @@ class Process:
     @property
     def hopeless(self) -> bool:
         """Whether it said that a restart would not help."""
-        return self._process.returncode == UNUSABLE
+        return self._process.returncode in (UNUSABLE, CAN_NOT_START)
 
     async def wait(self) -> str:
         """Returns when it has ended."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import SparringError, first_failure
-from pipeline.hosting import UNUSABLE, end_with_supervisor
+from pipeline.errors import UNUSABLE, SparringError, first_failure
+from pipeline.hosting import end_with_supervisor
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
 from services.topology import ServicePlan, load_run, plan_of

@@ -5,8 +5,9 @@
     waits for     an answer to each Step; actions are withheld while the step budget is used up
     unblocked by  stepping
 
-It exits with 0 after a Bye from either side, with 1 and one line on stderr for any failure. Its
-last line on stdout is JSON: the steps that it counted itself, for the books.
+It exits with 0 after a Bye from either side, with 1 and one line on stderr where the link was lost, and
+with 3 for what another start would meet again: bad arguments, or a Fault from the trainer. Its last line on
+stdout is JSON: the steps that it counted itself, for the books.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.errors import SettingsError, SparringError
+from pipeline.errors import UNUSABLE, SettingsError, SparringError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from pipeline.simulation.client import run as play
 from pipeline.simulation.game import Game, GivesStatistics
+from pipeline.simulation.link import LinkLost
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorSpec
 
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
         result = play(game, address, number=number, seed=seed, credential=credential, connect_timeout_s=args.timeout)
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
-        return 1
+        return 1 if isinstance(error, LinkLost) else UNUSABLE
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

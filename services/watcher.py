@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which can not be started ({error}); expected a program; correct it\n")
-        return 127
+        return 127  # `CAN_NOT_START` of pipeline.errors
     asked = False
     while child.poll() is None:
         timeout = _GRACE_S if asked else None

@@ -33,6 +33,7 @@ def make_gymnasium(
     behavior: str | None = None,
     vectorization: str = "auto",
     wrappers: str = "",
+    brightest: int = 255,
     **options: Any,
 ) -> Game:
     """A Gymnasium environment as a game.
@@ -44,6 +45,7 @@ def make_gymnasium(
         vectorization: `sync` steps single environments, `native` the environment's own vector form,
             `auto` the faster of the two.
         wrappers: classes to wrap each environment in, innermost first, as `package.module.Class` with commas between.
+        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
         options: for the environment.
 
     Raises:
@@ -51,10 +53,10 @@ def make_gymnasium(
         SpecError: a space has no form here.
     """
     gymnasium = imported("gymnasium", "gymnasium")
-    if areas < 1 or vectorization not in ("auto", "sync", "native"):
+    if areas < 1 or vectorization not in ("auto", "sync", "native") or not 1 <= brightest <= 255:
         raise SettingsError(
-            f"got areas={areas} and vectorization={vectorization!r}; "
-            "expected 1 or more areas and auto, sync or native; correct the simulator's options"
+            f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest}; expected 1 or more areas, "
+            "auto, sync or native, and 1 to 255; correct the simulator's options"
         )
     name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
     classes = [_wrapper(path.strip()) for path in wrappers.split(",") if path.strip()]
@@ -66,12 +68,12 @@ def make_gymnasium(
         ):
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
-                return NativeGame(name, vector)
+                return NativeGame(name, vector, brightest)
             vector.close()
         envs = [gymnasium.make(env_id, **options) for _ in range(areas)]
         for wrapper in classes:
             envs = [wrapper(env) for env in envs]
-        return GymnasiumGame(name, envs)
+        return GymnasiumGame(name, envs, brightest)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
             f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
@@ -104,10 +106,10 @@ def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, A
 class _Bridge:
     """What both forms share: specs, ids, and reports of one behavior."""
 
-    def __init__(self, name: str, areas: int, observation_space: Any, action_space: Any) -> None:
+    def __init__(self, name: str, areas: int, observation_space: Any, action_space: Any, brightest: int) -> None:
         self.name = name
         self._behavior = str(BehaviorId(name=name))
-        self._observations = Observations(observation_space)
+        self._observations = Observations(observation_space, brightest)
         self._actions = Actions(action_space)
         self._areas = np.arange(areas, dtype=np.int64)
 
@@ -126,10 +128,11 @@ class GymnasiumGame(_Bridge):
     Args:
         name: of the behavior.
         envs: one environment per area, all of the same spaces.
+        brightest: as for `Observations`.
     """
 
-    def __init__(self, name: str, envs: Sequence[Any]) -> None:
-        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space)
+    def __init__(self, name: str, envs: Sequence[Any], brightest: int = 255) -> None:
+        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, brightest)
         self._envs = list(envs)
         self._options: dict[str, Any] | None = None
 
@@ -189,10 +192,11 @@ class NativeGame(_Bridge):
     Args:
         name: of the behavior.
         vector: a vector environment with AutoresetMode.NEXT_STEP.
+        brightest: as for `Observations`.
     """
 
-    def __init__(self, name: str, vector: Any) -> None:
-        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space)
+    def __init__(self, name: str, vector: Any, brightest: int = 255) -> None:
+        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, brightest)
         self._vector = vector
         idle = np.zeros((1, self._actions.spec.continuous), np.float32)
         still = np.zeros((1, len(self._actions.spec.discrete)), np.int32)

@@ -58,13 +58,14 @@ class Observations:
 
     Args:
         space: a Gymnasium space.
+        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
 
     Raises:
         SpecError: the space has no form here.
     """
 
-    def __init__(self, space: Any) -> None:
-        self._leaves = tuple(_leaves(space, ()))
+    def __init__(self, space: Any, brightest: int = 255) -> None:
+        self._leaves = tuple(_leaves(space, (), 255 // brightest))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
     def rows(self, items: Sequence[Any]) -> tuple[Array, ...]:
@@ -136,23 +137,23 @@ def _kind(space: Any) -> str:
 # ---------------------------------------------------------------- observations
 
 
-def _leaves(space: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
-    """The observations in a space, in its order."""
+def _leaves(space: Any, path: tuple[Any, ...], gain: int) -> Iterator[_Leaf]:
+    """The observations in a space, in its order; images of bytes times `gain`."""
     kind = _kind(space)
     if kind == "Dict":
         for key, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, key))
+            yield from _leaves(inner, (*path, key), gain)
     elif kind == "Tuple":
         for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index))
+            yield from _leaves(inner, (*path, index), gain)
     else:
-        yield _leaf(space, kind, path)
+        yield _leaf(space, kind, path, gain)
 
 
-def _leaf(space: Any, kind: str, path: tuple[Any, ...]) -> _Leaf:
+def _leaf(space: Any, kind: str, path: tuple[Any, ...], gain: int) -> _Leaf:
     name = "/".join(map(str, path)) or "observation"
     if kind == "Box" and len(space.shape) == 3 and (space.dtype == np.uint8 or np.issubdtype(space.dtype, np.floating)):
-        return _image(space, name, path)
+        return _image(space, name, path, gain)
     if kind in ("Box", "MultiBinary") and len(space.shape) < 4:
         size = math.prod(space.shape)
         return _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
@@ -171,9 +172,10 @@ def _vector(name: str, path: tuple[Any, ...], size: int, read: Callable[[Any], A
     return _Leaf(spec=ObservationSpec(name=name, shape=(size,)), path=path, read=read)
 
 
-def _image(space: Any, name: str, path: tuple[Any, ...]) -> _Leaf:
-    """Channels first. The channels are the last dimension unless the first one is smaller."""
-    last = space.shape[2] <= space.shape[0]
+def _image(space: Any, name: str, path: tuple[Any, ...], gain: int) -> _Leaf:
+    """Channels first. Of a square image the channels are the odd dimension, else the smaller of first and last."""
+    first, middle, end = space.shape
+    last = first == middle or (middle != end and end <= first)
     height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
     integers = space.dtype == np.uint8
     spec = ObservationSpec(
@@ -183,6 +185,8 @@ def _image(space: Any, name: str, path: tuple[Any, ...]) -> _Leaf:
 
     def read(items: Any) -> Array:
         values = np.asarray(items, dtype)
+        if integers and gain > 1:
+            values = values * np.uint8(gain)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
     return _Leaf(spec=spec, path=path, read=read)

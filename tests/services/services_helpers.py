@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,15 @@ def config(path: Path, **values: Any) -> Path:
 class Training:
     """One `sparring train`, its lines collected as they come."""
 
-    def __init__(self, results: Path, *arguments: str, run_id: str = "run") -> None:
+    def __init__(
+        self, results: Path, *arguments: str, run_id: str = "run", environment: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = results / run_id
         command = [sys.executable, "-m", "services", "train", *arguments]
         command += ["--results-dir", str(results), "--run-id", run_id]
+        variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
         )
         self.lines: list[str] = []
         self._arrived = threading.Condition()

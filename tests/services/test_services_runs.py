@@ -173,6 +173,18 @@ def test_a_service_that_fails_for_good_ends_the_run_with_its_name(tmp_path: Path
     assert "exit status 7" in training.summary["error"]
 
 
+def test_a_simulator_that_is_refused_for_good_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The trainer's answer to it is the run's error: another start would hear the same."""
+    file = tmp_path / "small.yaml"
+    simulator = "{name: goal, options: {observe: image, pixels: 10}}"
+    file.write_text("behaviors: {Goal: {}}\nsimulators: [" + simulator + "]\n")
+    training = Training(tmp_path, str(file))
+    assert training.end() == 1
+    for said in ("'goal' of 10 x 10 pixels", "behavior Goal", "at least 20 x 20", "match3"):
+        assert said in training.summary["error"]
+    assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == ["simulator-0"]
+
+
 def metrics(training: Training) -> list[dict[str, object]]:
     """Lines of `metrics.jsonl`."""
     return [json.loads(line) for line in (training.directory / "metrics.jsonl").read_text().splitlines()]

@@ -65,17 +65,19 @@ def test_the_seed_decides_what_it_reports(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "status", "expected"),
     [
-        (["goal"], "--connect or $SPARRING_ADDRESS"),
-        (["goal", "--connect", "tcp://127.0.0.1:1", "--timeout", "0"], "start the run first"),
-        (["goal", "--connect", "nowhere"], "tcp://HOST:PORT"),
-        (["goal", "--connect", "tcp://127.0.0.1:1", "--option", "discret=1"], "did you mean 'discrete'?"),
+        (["goal"], 3, "--connect or $SPARRING_ADDRESS"),
+        (["goal", "--connect", "tcp://127.0.0.1:1", "--timeout", "0"], 1, "start the run first"),
+        (["goal", "--connect", "nowhere"], 3, "tcp://HOST:PORT"),
+        (["goal", "--connect", "tcp://127.0.0.1:1", "--option", "discret=1"], 3, "did you mean 'discrete'?"),
     ],
 )
-def test_a_failure_is_one_line_and_status_1(arguments: list[str], expected: str, capsys: Any) -> None:
+def test_a_failure_is_one_line_and_a_status_that_says_if_another_start_may_help(
+    arguments: list[str], status: int, expected: str, capsys: Any
+) -> None:
     """Nothing that a user can do wrong ends in a traceback."""
-    assert main(arguments) == 1
+    assert main(arguments) == status
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1

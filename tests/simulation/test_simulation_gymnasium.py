@@ -183,6 +183,8 @@ OBSERVATIONS: dict[str, tuple[spaces.Space[Any], list[tuple[str, tuple[int, ...]
     "board": (spaces.Box(0, 1, (3, 3, 2), np.int8), [("observation", (18,), "float32", "vector")]),
     "image": (BOX, [("observation", (3, 10, 12), "uint8", "image")]),
     "channels first": (spaces.Box(0, 1, (3, 10, 12)), [("observation", (3, 10, 12), "float32", "image")]),
+    "many channels": (spaces.Box(0, 1, (7, 7, 20)), [("observation", (20, 7, 7), "float32", "image")]),
+    "many channels first": (spaces.Box(0, 1, (20, 7, 7)), [("observation", (20, 7, 7), "float32", "image")]),
     "discrete": (spaces.Discrete(5, start=3), [("observation", (5,), "float32", "vector")]),
     "multi-discrete": (spaces.MultiDiscrete([3, 2]), [("observation", (5,), "float32", "vector")]),
     "multi-binary": (spaces.MultiBinary(6), [("observation", (6,), "float32", "vector")]),

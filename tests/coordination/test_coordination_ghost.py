@@ -1,0 +1,216 @@
+"""Steps that are played and not learned from: the books balance, and the budget lets the run go on for ever."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from coordination_parts import produced, segments
+from coordination_world import Pipeline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.coordination.ledger import Ledger
+from pipeline.messages.service import LearnerState
+
+
+class Playing(Pipeline):
+    """The tiny pipeline with a process in the learner's place that takes steps and is done with them.
+
+    What it has taken it says later, so that it can die between the two.
+    """
+
+    def __init__(self, rng: random.Random, **sizes: int | list[list[int]]) -> None:
+        self.played: list[int] = []  # by this start
+        self.played_before: list[int] = []
+        super().__init__(rng, **sizes)  # type: ignore[arg-type]
+
+    def take(self) -> None:
+        if not self.routed:
+            return
+        message = self.routed.popleft()
+        self.acknowledged += len(message.steps)
+        self.acknowledged_messages += 1
+        key = (message.record.origin, message.record.source)
+        if message.record.sequence > self.seen.get(key, 0):
+            self.seen[key] = message.record.sequence
+            self.played += message.steps
+
+    def begin_update(self) -> None:
+        self.board_learner = self._learner_state()
+
+    def finish_update(self) -> None:
+        self.board_learner = self._learner_state()
+
+    def _learner_state(self) -> LearnerState:
+        return LearnerState(
+            behavior="B",
+            start=f"learning-B.{self.learner_start}",
+            version=1,
+            updates=0,
+            trained=0,
+            taken=len(self.played),
+            ghost=len(self.played),
+        )
+
+    def kill_player(self) -> None:
+        """Dies with what it has taken and coordination has not heard of."""
+        heard = self.ledger.ghost - len(self.played_before)
+        self.truly_lost.update(self.played[heard:])
+        self.played_before += self.played[:heard]
+        self.played, self.seen = [], {}
+        self.learner_start += 1
+        self.acknowledged_earlier = self.acknowledged
+        self.board_learner = self._learner_state()
+
+
+def playings(*, processes: int = 2) -> st.SearchStrategy[Playing]:
+    return st.builds(
+        lambda seed, buffer_size, overlap, simulators, horizon: Playing(
+            random.Random(seed), buffer_size=buffer_size, overlap=overlap, simulators=simulators, horizon=horizon
+        ),
+        seed=st.integers(0, 2**32),
+        buffer_size=st.sampled_from([4, 16, 50]),
+        overlap=st.sampled_from([0, 1]),
+        simulators=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3), min_size=1, max_size=processes),
+        horizon=st.sampled_from([1, 5, 1000]),
+    )
+
+
+def play_on(pipeline: Playing, budgets: int = 3) -> None:
+    """So many budgets more are played."""
+    goal = pipeline.ledger.ghost + budgets * pipeline.ledger.budget
+    for _ in range(60 * budgets):
+        if pipeline.ledger.ghost >= goal:
+            return
+        for _ in range(200):
+            pipeline.step()
+            done = len(pipeline.played_before) + len(pipeline.played) + len(pipeline.truly_lost)
+            in_flight = pipeline.numbers - done
+            assert in_flight <= pipeline.ledger.budget + pipeline.frames + pipeline.unheard
+    raise AssertionError(f"stalled with {pipeline.ledger.in_flight} in flight")
+
+
+def check_books(pipeline: Playing) -> None:
+    """At rest, with all losses found out: every step is where the books say."""
+    pipeline.settle()
+    books = pipeline.ledger.books()
+    assert (books.trained, books.stale) == (0, 0)
+    assert books.produced == books.ghost + books.lost + books.open
+    assert books.ghost == len(pipeline.played_before) + len(pipeline.played)
+    assert books.open == len(pipeline.open())
+    assert pipeline.numbers - books.produced == len(pipeline.truly_lost) - books.lost  # died unheard of, in neither
+
+
+@settings(max_examples=60)
+@given(pipeline=playings())
+def test_playing_goes_on_without_an_update_ever(pipeline: Playing) -> None:
+    """Ghost steps give room for others as trained ones do, and nothing is lost."""
+    play_on(pipeline, 6)
+    check_books(pipeline)
+    assert not pipeline.truly_lost
+    assert not pipeline.ledger.incidents
+
+
+@settings(max_examples=60)
+@given(
+    pipeline=playings(),
+    kills=st.lists(st.sampled_from(["player", "assembly", "stepping"]), min_size=1, max_size=4),
+    before=st.integers(0, 300),
+)
+def test_whoever_dies_playing_goes_on_and_the_books_balance(pipeline: Playing, kills: list[str], before: int) -> None:
+    """What the player had taken and not said is lost; what it had said stays ghost."""
+    for kill in kills:
+        for _ in range(before):
+            pipeline.step()
+        if kill == "player":
+            pipeline.kill_player()
+        elif kill == "assembly":
+            pipeline.kill_assembly()
+        else:
+            pipeline.kill_stepping(pipeline.rng.randrange(pipeline.processes))
+        play_on(pipeline)
+    play_on(pipeline)
+    check_books(pipeline)
+
+
+@settings(max_examples=40)
+@given(pipeline=playings(), before=st.integers(0, 300))
+def test_coordination_comes_back_to_books_with_ghosts(pipeline: Playing, before: int) -> None:
+    """Steps played while it was away are counted once."""
+    for _ in range(before):
+        pipeline.step()
+    pipeline.kill_coordination()
+    play_on(pipeline)
+    check_books(pipeline)
+    assert not pipeline.truly_lost
+
+
+def state(start: int, taken: int, ghost: int | None = None) -> LearnerState:
+    return LearnerState(
+        behavior="B",
+        start=f"learning-B.{start}",
+        version=1,
+        updates=0,
+        trained=0,
+        taken=taken,
+        ghost=taken if ghost is None else ghost,
+    )
+
+
+def terms(ledger: Ledger) -> tuple[int, int, int, int]:
+    books = ledger.books()
+    assert books.produced == books.trained + books.ghost + books.stale + books.lost + books.open
+    return books.produced, books.ghost, books.lost, books.open
+
+
+def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_forgotten() -> None:
+    """Of 30 steps taken it had said 20: those are ghost, 10 are lost, and the new start adds its own."""
+    ledger = Ledger(buffer_size=64, overlap=0)
+    ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
+    message = segments("stepping-0.1", "assembly.1", 1, steps=40, began=0, received=50, orphaned=0)
+    ledger.routed(message)
+    ledger.learner(state(1, 20), taken_earlier=0)
+    assert terms(ledger) == (50, 20, 0, 30)
+    assert ledger.learner(state(2, 0), taken_earlier=30) == 10
+    assert terms(ledger) == (50, 20, 10, 20)
+    assert ledger.learner(state(2, 5), taken_earlier=30) == 0
+    assert terms(ledger) == (50, 25, 10, 15)
+    (incident,) = ledger.take_new_incidents()
+    assert (incident.stage, incident.start, incident.steps) == ("learning", "learning-B.2", 10)
+
+
+def test_a_player_heard_of_first_when_it_has_played_loses_nothing() -> None:
+    """Its board says the latest state only."""
+    ledger = Ledger(buffer_size=64, overlap=0)
+    ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
+    assert ledger.learner(state(1, 40), taken_earlier=0) == 0
+    assert terms(ledger) == (50, 40, 0, 10)
+    assert ledger.learner(state(2, 3), taken_earlier=40) == 0
+    assert terms(ledger) == (50, 43, 0, 7)
+
+
+def test_ghosts_leave_room_for_as_many_steps() -> None:
+    """The permit goes on by what was played, and not further."""
+    ledger = Ledger(buffer_size=10, overlap=0)
+    ledger.stepped("stepping-0.1", produced(0, 0, 0, 2))
+    allowances = []
+    for played in range(0, 60, 10):
+        ledger.learner(state(1, played), taken_earlier=0)
+        permit = ledger.permits()["stepping-0.1"]
+        allowances.append(permit.allowance)
+        ledger.stepped("stepping-0.1", produced(permit.allowance, permit.serial, permit.allowance, 2))
+        assert ledger.in_flight == 10
+    assert allowances == [10, 20, 30, 40, 50, 60]
+
+
+def test_ghosts_survive_the_disk() -> None:
+    """A ledger that was saved and restored counts on from the player's last word."""
+    ledger = Ledger(buffer_size=10, overlap=1)
+    ledger.stepped("stepping-0.1", produced(30, 0, 0, 2))
+    ledger.learner(state(1, 12), taken_earlier=0)
+    again = Ledger(buffer_size=10, overlap=1)
+    again.restore(json.loads(json.dumps(ledger.to_plain())))
+    assert terms(again) == terms(ledger) == (30, 12, 0, 18)
+    again.learner(state(1, 15), taken_earlier=0)
+    assert terms(again) == (30, 15, 0, 15)

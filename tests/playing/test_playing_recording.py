@@ -1,0 +1,288 @@
+"""Recorded episodes: what was played is what is read, and nothing else can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playing_helpers import SPEC, Episode, Split, message, played
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from pipeline.playing import recording
+from pipeline.playing.recording import FORMAT, VERSION, Recorder, Recording, RecordingError, encode, read
+
+Change = Callable[[dict[str, Any], dict[str, str]], Any]
+
+
+def split(rng: random.Random, episode: Episode) -> list[Split]:
+    """An episode in one or several segments."""
+    inner = rng.sample(range(1, episode.length), min(rng.randrange(4), episode.length - 1))
+    bounds = [0, *sorted(inner), episode.length]
+    return [Split(episode, first, after) for first, after in itertools.pairwise(bounds)]
+
+
+def shuffled(rng: random.Random, episodes: Iterable[Episode]) -> list[Split]:
+    """The segments of all episodes as they may come: in any order but for those of one life."""
+    waiting = [split(rng, episode) for episode in episodes]
+    out = []
+    while waiting:
+        one = rng.choice(waiting)
+        out.append(one.pop(0))
+        waiting = [left for left in waiting if left]
+    return out
+
+
+def masks(rng: random.Random, splits: list[Split]) -> Any:
+    """Masks of all rows, kept with their episodes too, or none."""
+    if rng.random() < 0.5:
+        return None
+    steps = sum(one.after - one.first for one in splits)
+    drawn = np.random.default_rng(rng.randrange(2**32)).random((steps, SPEC.actions.mask_size)) < 0.3
+    at = 0
+    for one in splits:
+        for step in range(one.first, one.after):
+            one.episode.masks[step] = drawn[at]
+            at += 1
+    return drawn
+
+
+def check(found: Recording, episodes: dict[int, Episode]) -> list[int]:
+    """Compares all episodes of a file with what was played; returns their lives."""
+    columns, lives = found.columns, found.columns["agents"].tolist()
+    assert (found.behavior, found.spec) == ("B", SPEC)
+    after = np.cumsum(columns["lengths"])
+    some_masked = any(mask is not None for life in lives for mask in episodes[life].masks)
+    assert ("masks" in columns) == some_masked
+    for at, life in enumerate(lives):
+        episode, rows = episodes[life], slice(int(after[at] - columns["lengths"][at]), int(after[at]))
+        of_it = {name: columns[name][at] for name in ("lengths", "teams", "simulators", "groups", "terminated")}
+        assert of_it == {
+            "lengths": episode.length,
+            "teams": episode.team,
+            "simulators": episode.simulator,
+            "groups": episode.group,
+            "terminated": episode.terminated,
+        }
+        expected = {
+            "continuous": np.clip(episode.raw, -3, 3) / np.float32(3),
+            "discrete": episode.discrete,
+            "rewards": episode.rewards,
+            "group_rewards": episode.group_rewards,
+        }
+        for number, column in enumerate(episode.observations):
+            expected[f"observation.{number}"] = column
+            np.testing.assert_array_equal(columns[f"final_observation.{number}"][at], episode.last[number])
+        if some_masked:
+            expected["masks"] = np.array(
+                [np.zeros(SPEC.actions.mask_size, bool) if mask is None else mask for mask in episode.masks]
+            )
+        for name, column in expected.items():
+            assert columns[name].dtype == column.dtype, name
+            np.testing.assert_array_equal(columns[name][rows], column, name)
+    assert np.abs(columns["continuous"]).max(initial=0) <= 1
+    return lives
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(0, 12),
+    longest=st.sampled_from([1, 3, 20]),
+    wanted=st.sampled_from([0, 1, 5, 100]),
+    together=st.integers(1, 6),
+    file_bytes=st.sampled_from([1, 500, 2**26]),
+)
+def test_what_was_played_is_what_is_read(
+    seed: int, count: int, longest: int, wanted: int, together: int, file_bytes: int
+) -> None:
+    """Each wanted life that ended once, whole, in the order of ends, however it was split over segments and files."""
+    rng = random.Random(seed)
+    episodes = {life: played(rng, life, rng.randint(1, longest)) for life in range(1, count + 1)}
+    splits = shuffled(rng, episodes.values())
+    left_out = [life for life in episodes if rng.random() < 0.2]  # whose simulator goes away before they end
+    splits = [one for one in splits if not (one.over and one.episode.life in left_out)]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "FILE_BYTES", file_bytes)
+        recorder = Recorder(Path(folder) / "made", "B", SPEC, wanted)
+        ends: list[int] = []
+        while splits:
+            size = rng.randint(1, together)
+            taken, splits = splits[:size], splits[size:]
+            recorder.add(message(taken, masked=masks(rng, taken)))
+            recorder.drop([life for life in left_out if rng.random() < 0.3])
+            ends += [one.episode.life for one in taken if one.over and (not wanted or one.episode.life <= wanted)]
+            if file_bytes == 1:
+                assert recorder.episodes == len(ends)
+        recorder.drop(left_out)
+        recorder.flush()
+        found = [read(path) for path in recorder.files]
+        assert (Path(folder) / "made").exists() == bool(ends)
+        assert [life for one in found for life in check(one, episodes)] == ends
+        assert recorder.episodes == len(ends)
+        if file_bytes == 2**26:
+            assert len(found) == (1 if ends else 0)
+        assert recorder.files == sorted(Path(folder).glob("made/*"))
+
+
+def test_a_second_flush_writes_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "B", SPEC)
+    recorder.add(message([Split(played(random.Random(0), 1, 2), 0, 2)]))
+    recorder.flush()
+    recorder.flush()
+    assert [path.name for path in recorder.files] == ["B-00001.episodes.safetensors"]
+
+
+def test_a_message_without_segments_records_nothing(tmp_path: Path) -> None:
+    whole = message([Split(played(random.Random(0), 9, 3), 0, 3)])
+    recorder = Recorder(tmp_path / "made", "B", SPEC, wanted=8)
+    recorder.add(whole)  # a life that is not wanted
+    recorder.flush()
+    assert recorder.files == []
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_of_one_discrete_behavior_has_columns_of_no_width(tmp_path: Path) -> None:
+    """Every column is there, so that a reader need not ask."""
+    spec = dataclasses.replace(SPEC, actions=dataclasses.replace(SPEC.actions, continuous=0))
+    episode = played(random.Random(1), 1, 4)
+    episode.raw = episode.raw[:, :0]
+    recorder = Recorder(tmp_path, "B", spec)
+    recorder.add(message([Split(episode, 0, 4)]))
+    recorder.flush()
+    assert read(recorder.files[0]).columns["continuous"].shape == (4, 0)
+
+
+# ---------------------------------------------------------------- other files
+
+
+def good() -> tuple[dict[str, Any], dict[str, str]]:
+    """Columns and metadata of a good file of two episodes, with masks."""
+    rng = random.Random(5)
+    splits = [Split(played(rng, life, 2 + life), 0, 2 + life) for life in (1, 2)]
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder), "B", SPEC)
+        recorder.add(message(splits, masked=np.zeros((7, 5), bool)))
+        recorder.flush()
+        columns = dict(read(recorder.files[0]).columns)
+        with safe_open(recorder.files[0], "numpy") as file:
+            return columns, dict(file.metadata())
+
+
+def test_the_good_file_can_be_read_and_written_again(tmp_path: Path) -> None:
+    columns, metadata = good()
+    path = tmp_path / "file"
+    path.write_bytes(save(columns, metadata))
+    found = read(path)
+    path.write_bytes(encode(found))
+    again = read(path)
+    assert (again.behavior, again.spec) == (found.behavior, found.spec)
+    assert list(again.columns) == list(columns)
+    assert all(again.columns[name].tobytes() == column.tobytes() for name, column in columns.items())
+    assert (metadata["format"], metadata["version"]) == (FORMAT, VERSION)
+
+
+def replaced(name: str, change: Callable[[Any], Any]) -> Change:
+    return lambda columns, _: columns.update({name: np.ascontiguousarray(change(columns[name]))})
+
+
+def noted(name: str, value: str) -> Change:
+    return lambda _, metadata: metadata.update({name: value})
+
+
+SPECS = {
+    "no JSON": "{",
+    "another kind of JSON": "[1, 2]",
+    "null": "null",
+    "without actions": '{"observations": []}',
+    "without observations": '{"observations": [], "actions": {"continuous": 1, "discrete": []}}',
+    "an observation with a field too many": json.dumps(
+        {
+            "observations": [{"name": "a", "shape": [1], "colour": "red"}],
+            "actions": {"continuous": 1, "discrete": []},
+        }
+    ),
+    "a shape of no kind": json.dumps(
+        {"observations": [{"name": "a", "shape": [1, 2]}], "actions": {"continuous": 1, "discrete": []}}
+    ),
+    "text for a number": json.dumps(
+        {"observations": [{"name": "a", "shape": [1]}], "actions": {"continuous": "1", "discrete": []}}
+    ),
+}
+
+BAD: dict[str, tuple[Change, str]] = {
+    "another format": (noted("format", "weights"), "format 'weights' version '1'"),
+    "a later version": (noted("version", "2"), "format 'sparring-episodes' version '2'"),
+    "no format": (lambda _, metadata: metadata.pop("format"), "format None"),
+    "no metadata at all": (lambda _, metadata: metadata.clear(), "format None version None"),
+    "no behavior": (lambda _, metadata: metadata.pop("behavior"), "a spec that can not be read"),
+    "no spec": (lambda _, metadata: metadata.pop("spec"), "a spec that can not be read"),
+    "doubles for rewards": (replaced("rewards", lambda c: c.astype(np.float64)), "float64 (7,) for column 'rewards'"),
+    "floats for an image": (
+        replaced("observation.0", lambda c: c.astype(np.float32)),
+        "float32 (7, 3, 2, 2) for column 'observation.0' where uint8 (7, 3, 2, 2)",
+    ),
+    "short agents": (replaced("agents", lambda c: c.astype(np.int32)), "int32 (2,) for column 'agents'"),
+    "a step missing": (replaced("discrete", lambda c: c[1:]), "int32 (6, 2) for column 'discrete' where int32 (7, 2)"),
+    "one action too few": (replaced("continuous", lambda c: c[:, 1:]), "float32 (7, 1) for column 'continuous'"),
+    "masks of another width": (replaced("masks", lambda c: c[:, 1:]), "bool (7, 4) for column 'masks'"),
+    "longer episodes than steps": (replaced("lengths", lambda c: c + 1), "where float32 (9, 2) is expected"),
+    "lengths in two dimensions": (replaced("lengths", lambda c: c[:, None]), "int32 (2, 1) for column 'lengths'"),
+    **{
+        f"without {name}": (lambda columns, _, name=name: columns.pop(name), f"nothing for column '{name}'")
+        for name in ("agents", "terminated", "group_rewards", "observation.1", "final_observation.0")
+    },
+    "without lengths": (lambda columns, _: columns.pop("lengths"), "nothing for column 'lengths'"),
+    **{f"spec: {name}": (noted("spec", text), "a spec that can not be read") for name, text in SPECS.items()},
+}
+
+
+def refused(path: Path, words: str) -> None:
+    with pytest.raises(RecordingError) as caught:
+        read(path)
+    error = caught.value
+    assert str(path) in error.got
+    assert words in error.got
+    assert error.expected == "recorded episodes: a safetensors file of format 'sparring-episodes' version '1'"
+    assert "record it again" in error.remedy
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
+    """With what was found, where, and what to do."""
+    change, words = BAD[what]
+    columns, metadata = good()
+    change(columns, metadata)
+    path = tmp_path / "file"
+    path.write_bytes(save(columns, metadata))
+    refused(path, words)
+
+
+@pytest.mark.parametrize("content", [b"", b"agents,returns\n1,2.5\n", b"\x00" * 100, b"\xff" * 100], ids=repr)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    refused(path, "")
+
+
+def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    """As a full disk or a broken copy leaves it."""
+    whole, path = save(*good()), tmp_path / "file"
+    for size in range(0, len(whole), 37):
+        path.write_bytes(whole[:size])
+        refused(path, "")
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "none", "")
+    refused(tmp_path, "")

@@ -1,0 +1,132 @@
+"""What episodes say of a policy, and how sure it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.playing.statistics import CONFIDENCE, by_team, describe, share, spread
+
+VALUES = st.floats(-1e6, 1e6, width=32)
+
+
+def columns(returns: Any, **changes: Any) -> dict[str, Any]:
+    n = len(returns)
+    plain = {
+        "returns": np.array(returns, np.float32),
+        "shared_returns": np.zeros(n, np.float32),
+        "lengths": np.full(n, 5, np.int32),
+        "teams": np.zeros(n, np.int32),
+        "outcomes": np.full(n, -1, np.float32),
+    }
+    return plain | {name: np.array(value, plain[name].dtype) for name, value in changes.items()}
+
+
+@settings(max_examples=60)
+@given(st.lists(VALUES, min_size=2, max_size=30))
+def test_the_interval_holds_the_mean_and_stays_within_the_values(values: list[float]) -> None:
+    """However the values lie, ties and outliers included; and JSON can hold all of it."""
+    found = spread(np.array(values, np.float32))
+    low, high = found["interval"]
+    slack = 1e-9 * max(1.0, *map(abs, values))
+    assert low - slack <= found["mean"] <= high + slack
+    assert found["min"] - slack <= low <= high <= found["max"] + slack
+    assert found["min"] <= found["quartiles"][0] <= found["quartiles"][1] <= found["quartiles"][2] <= found["max"]
+    json.dumps(found, allow_nan=False)
+
+
+@given(st.lists(VALUES, min_size=2, max_size=20))
+def test_the_same_episodes_have_the_same_interval(values: list[float]) -> None:
+    """Nothing is drawn from outside."""
+    assert spread(np.array(values)) == spread(np.array(values))
+
+
+@given(VALUES, st.integers(2, 50))
+def test_where_all_are_equal_so_are_the_ends_of_the_interval(value: float, n: int) -> None:
+    found = spread(np.full(n, value, np.float32))
+    assert found["interval"] == [value, value]
+    assert found["min"] == found["max"] == value
+    assert found["deviation"] == pytest.approx(0, abs=1e-6 * abs(value))
+
+
+def test_of_one_value_there_is_no_interval() -> None:
+    found = spread(np.array([3], np.int32))
+    assert (found["mean"], found["interval"], found["deviation"]) == (3.0, None, None)
+    assert found["quartiles"] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("odd", [1.0000001, 2.0, -1e30, 1e-45])
+def test_one_value_apart_from_many_equal_ones_gives_a_finite_interval(odd: float) -> None:
+    """The least that can be resampled."""
+    found = spread(np.array([1.0] * 50 + [odd], np.float32))
+    assert all(map(math.isfinite, found["interval"]))
+    assert found["interval"][0] < found["interval"][1]
+
+
+SKEWED = {
+    "exponential": (lambda rng: rng.exponential(1.0, 60), 1.0),
+    "mostly at the top": (lambda rng: np.minimum(rng.normal(1.0, 0.7, 60), 1.0), 1.0 - 0.7 / math.sqrt(2 * math.pi)),
+}
+
+
+@pytest.mark.parametrize("kind", SKEWED)
+def test_the_true_mean_of_skewed_returns_is_inside_as_often_as_promised(kind: str) -> None:
+    """In 90 to 98 of 100 experiments with 60 episodes, where 95 are promised."""
+    draw, mean = SKEWED[kind]
+    rng = np.random.default_rng(11)
+    inside = 0
+    for _ in range(200):
+        low, high = spread(draw(rng))["interval"]
+        inside += low <= mean <= high
+    assert CONFIDENCE == 0.95
+    assert 0.90 <= inside / 200 <= 0.98
+
+
+def test_the_interval_of_skewed_returns_reaches_further_where_their_tail_is() -> None:
+    """What a symmetric interval can not do."""
+    found = spread(np.random.default_rng(3).exponential(1.0, 60))
+    low, high = found["interval"]
+    assert high - found["mean"] > 1.1 * (found["mean"] - low)
+
+
+@given(st.integers(1, 300), st.data())
+def test_a_share_has_the_interval_of_wilson(n: int, data: Any) -> None:
+    """Its closed form; within 0..1 also where nothing or everything is true."""
+    times = data.draw(st.integers(0, n))
+    found = share(np.arange(n) < times)
+    z, p = 1.959963984540054, times / n
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    assert found["share"] == p
+    assert found["times"] == times
+    assert found["interval"] == pytest.approx([middle - half, middle + half], abs=1e-9)
+    assert 0 <= found["interval"][0] <= p <= found["interval"][1] <= 1
+
+
+def test_shares_are_of_the_episodes_whose_outcome_was_said() -> None:
+    found = describe(columns([1, 2, 3, 4, 5], outcomes=[1, 0.5, 0, 1, -1]))
+    shares = {name: (one["share"], one["times"]) for name, one in found["outcomes"].items()}
+    assert shares == {"won": (0.5, 2), "drawn": (0.25, 1), "lost": (0.25, 1)}
+
+
+def test_what_nobody_said_is_left_out() -> None:
+    """No outcomes, no rewards of groups; and of no episodes nothing at all."""
+    assert list(describe(columns([1, 2]))) == ["episodes", "reward", "length"]
+    assert "group_reward" in describe(columns([1, 2], shared_returns=[0, 3]))
+    assert describe(columns([])) == {"episodes": 0}
+
+
+def test_teams_are_described_alone_where_there_are_several() -> None:
+    both = columns([1, 10, 3, 30], teams=[0, 7, 0, 7], outcomes=[1, 0, 1, 0])
+    found = by_team(both)
+    assert list(found) == ["0", "7"]
+    assert [found[team]["reward"]["mean"] for team in found] == [2.0, 20.0]
+    assert [found[team]["outcomes"]["won"]["share"] for team in found] == [1.0, 0.0]
+    assert by_team(columns([1, 2, 3])) == {}
+    assert by_team(columns([])) == {}

@@ -1,0 +1,333 @@
+"""`sparring evaluate` and `sparring train --inference`: real processes that play what a run has learned."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from services_helpers import Training, balanced
+
+from pipeline.playing.recording import read
+from services.__main__ import main
+
+MANY = 10**6
+
+
+def configuration(folder: Path) -> Path:
+    """A game that is learned in seconds, lockstep, two areas."""
+    plain = {
+        "behaviors": {
+            "Goal": {
+                "hyperparameters": {"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3},
+                "network_settings": {"hidden_units": 16, "num_layers": 1},
+                "max_steps": 400,
+                "time_horizon": 64,
+                "summary_freq": 200,
+            }
+        },
+        "simulators": [{"name": "goal", "areas": 2}],
+        "pipeline": {"mode": "lockstep", "restarts": {"backoff_s": 0.1}},
+    }
+    file = folder / "goal.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run that has trained; nobody writes to its files."""
+    results = tmp_path_factory.mktemp("results")
+    training = Training(results, str(configuration(results)), "--seed", "1", "--in-process", run_id="goal")
+    assert training.end() == 0, "\n".join(training.lines)
+    return results / "goal"
+
+
+class Command(Training):
+    """A command that plays, in a folder that it names."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines = []
+        self._arrived = threading.Condition()
+        self._ended = False
+        self._collector = threading.Thread(target=self._collect, daemon=True)
+        self._collector.start()
+        self.wait_for(lambda lines: any("run_started" in line for line in lines))
+        started = next(line for line in self.lines if "run_started" in line)
+        self.directory = Path(re.search(r"folder=(\S+)", started)[1])  # type: ignore[index]
+
+    def playing(self) -> None:
+        """Returns once episodes have been summarised."""
+        self.wait_for(lambda lines: any(line.startswith("Goal  step ") for line in lines))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def evaluated(trained: Path, *arguments: str, status: int = 0) -> tuple[Path, dict[str, Any]]:
+    """Folder and `evaluation.json` of an evaluation to its end."""
+    command = Command("evaluate", str(trained), *arguments)
+    assert command.end() == status, command.text
+    assert command.lines[-1] == str(command.directory / "evaluation.json")
+    return command.directory, json.loads((command.directory / "evaluation.json").read_text())
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    with (directory / "Goal" / "episodes.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Of each file of a run itself."""
+    own = [path for path in directory.rglob("*") if path.is_file()]
+    names = {path: str(path.relative_to(directory)) for path in own}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path, name in names.items()
+        if not name.startswith(("evaluation-", "inference-"))
+    }
+
+
+def books(directory: Path) -> dict[str, int]:
+    summary = json.loads((directory / "summary.json").read_text())
+    found: dict[str, int] = summary["behaviors"]["Goal"]["books"]
+    return found
+
+
+# ---------------------------------------------------------------- whole evaluations
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_an_evaluation_plays_counts_records_and_leaves_the_run_alone(trained: Path) -> None:
+    before = digests(trained)
+    directory, found = evaluated(trained, "--episodes", "20", "--record", "--seed", "3")
+    assert digests(trained) == before
+    assert directory.parent == trained
+    assert directory.name.startswith("evaluation-")
+
+    table = rows(directory)
+    assert [int(row["agents"]) for row in table] == list(range(1, 21))
+    returns = [float(row["returns"]) for row in table]
+    assert (found["status"], found["complete"], found["episodes"], found["seed"]) == ("completed", True, 20, 3)
+    goal = found["behaviors"]["Goal"]
+    assert goal["episodes"] == 20
+    assert Path(goal["checkpoint"]) == max((trained / "Goal").glob("checkpoint-*"))
+    assert goal["reward"]["mean"] == pytest.approx(np.mean(returns), abs=1e-6)
+    assert goal["reward"]["interval"][0] <= goal["reward"]["mean"] <= goal["reward"]["interval"][1]
+    assert goal["length"]["mean"] == np.mean([int(row["lengths"]) for row in table])
+    assert goal["teams"] == {}
+
+    recorded = {}
+    for path in sorted((directory / "Goal").glob("*.episodes.safetensors")):
+        columns = read(path).columns
+        sums = np.add.reduceat(columns["rewards"], np.cumsum(columns["lengths"]) - columns["lengths"])
+        recorded |= dict(zip(columns["agents"].tolist(), sums.tolist(), strict=True))
+        assert np.abs(columns["continuous"]).max() <= 1
+        assert columns["terminated"].all()
+    assert recorded == {int(row["agents"]): pytest.approx(float(row["returns"]), abs=1e-5) for row in table}
+
+    counted = books(directory)
+    assert balanced(counted)
+    assert counted["produced"] == counted["ghost"] + counted["open"]
+    assert counted["ghost"] >= sum(int(row["lengths"]) for row in table)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_in_one_process_a_bar_that_is_not_reached_is_said_by_the_exit_status(trained: Path) -> None:
+    """No mean reward of this game reaches 99; what was found is written all the same."""
+    _, found = evaluated(trained, "--episodes", "5", "--at-least", "99", "--in-process", status=3)
+    assert found["complete"] is True
+    assert found["behaviors"]["Goal"]["reward"]["max"] < 99
+    _, found = evaluated(trained, "--episodes", "1", "--at-least", "-99", "--in-process")
+    assert found["behaviors"]["Goal"]["reward"]["interval"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_same_seed_plays_the_same_episodes(trained: Path) -> None:
+    """Lockstep with the most likely actions; as processes or in one. Another seed plays others."""
+    arguments = ("--episodes", "30", "--deterministic")
+    first, _ = evaluated(trained, *arguments, "--seed", "7", "--in-process")
+    assert rows(evaluated(trained, *arguments, "--seed", "7")[0]) == rows(first)
+    assert rows(evaluated(trained, *arguments, "--seed", "8", "--in-process")[0]) != rows(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_an_interrupt_ends_an_evaluation_as_not_complete(trained: Path) -> None:
+    command = Command("evaluate", str(trained), "--episodes", str(MANY), "--in-process")
+    command.playing()
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == 1, command.text
+    found = json.loads((command.directory / "evaluation.json").read_text())
+    assert (found["status"], found["complete"]) == ("stopped", False)
+    assert 0 < found["behaviors"]["Goal"]["episodes"] < MANY
+    assert balanced(books(command.directory))
+
+
+# ---------------------------------------------------------------- deaths
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_killed_player_ends_the_evaluation_and_says_that_episodes_are_missing(trained: Path) -> None:
+    command = Command("evaluate", str(trained), "--episodes", str(MANY))
+    command.playing()
+    command.kill("learning-Goal")
+    assert command.end() == 1, command.text
+    summary = command.summary
+    assert summary["status"] == "failed"
+    assert "learning-Goal" in summary["error"]
+    assert "episodes are missing" in summary["error"]
+    assert "episodes are missing" in command.text
+    found = json.loads((command.directory / "evaluation.json").read_text())
+    assert (found["status"], found["complete"]) == ("failed", False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_killed_simulator_comes_back_and_the_evaluation_completes(trained: Path) -> None:
+    """The lives that it took are left out, and later ones count in their place."""
+    command = Command("evaluate", str(trained), "--episodes", "2500")
+    command.playing()
+    (simulator,) = [one for one in psutil.Process(command.process.pid).children(recursive=True) if _is_simulator(one)]
+    os.kill(simulator.pid, signal.SIGKILL)
+    assert command.end() == 0, command.text
+    assert any(entry["event"] == "failed" and entry["part"] == "simulator-0" for entry in command.log())
+    lives = [int(row["agents"]) for row in rows(command.directory)]
+    assert len(lives) == 2500
+    assert lives == sorted(lives)
+    assert 1 <= lives[-1] - 2500 <= 2  # two areas had a life each
+    counted = books(command.directory)
+    assert counted["produced"] == counted["ghost"] + counted["open"]
+
+
+def _is_simulator(process: psutil.Process) -> bool:
+    words = process.cmdline()
+    return words[1:4] == ["-m", "services", "simulator"]
+
+
+# ---------------------------------------------------------------- inference
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_inference_plays_until_it_is_interrupted(trained: Path) -> None:
+    """The run that trained is not touched, and the end is in order."""
+    before = digests(trained)
+    arguments = ["--results-dir", str(trained.parent), "--run-id", trained.name]
+    command = Command("train", str(trained / "config.yaml"), *arguments, "--inference")
+    command.playing()
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == 0, command.text
+    assert digests(trained) == before
+    assert command.directory.name.startswith("inference-")
+    assert command.summary["status"] == "stopped"
+    counted = books(command.directory)
+    assert balanced(counted)
+    assert counted["trained"] == counted["stale"] == counted["lost"] == 0
+    assert counted["ghost"] > 100
+    assert not list(command.directory.rglob("checkpoint-*"))
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command that starts nothing, and returns what it says."""
+
+    def run(*arguments: str) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        return said.err
+
+    return run
+
+
+def untrained(folder: Path) -> Path:
+    """A run that was prepared and has no checkpoint."""
+    from pipeline.settings import read as read_settings
+    from services.topology import build
+
+    directory = folder / "bare"
+    directory.mkdir()
+    build(read_settings(configuration(folder)).settings, run_id="bare", directory=directory, seed=1).save()
+    return directory
+
+
+def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path, refused: Any) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        said = refused("evaluate", path)
+        assert str(path / "run.json") in said
+        assert "name the folder of a run" in said
+    (tmp_path / "run.json").write_text("{}")
+    assert "can not be read" in refused("evaluate", tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, refused: Any) -> None:
+    said = refused("evaluate", untrained(tmp_path))
+    assert "got no checkpoint" in said
+    assert "Goal" in said
+    assert "train it first" in said
+
+
+def test_an_unknown_checkpoint_is_refused_with_those_there_are(tmp_path: Path, refused: Any) -> None:
+    directory = untrained(tmp_path)
+    (directory / "Goal" / "checkpoint-000000000064").mkdir(parents=True)
+    said = refused("evaluate", directory, "--checkpoint", "checkpoint-7")
+    assert "got no checkpoint checkpoint-7 of Goal" in said
+    assert "checkpoint-000000000064" in said
+    assert "correct --checkpoint" in said
+
+
+@pytest.mark.parametrize("number", ["0", "-5"])
+def test_no_episodes_are_refused(tmp_path: Path, refused: Any, number: str) -> None:
+    said = refused("evaluate", untrained(tmp_path), "--episodes", number)
+    assert f"got --episodes {number}; expected at least 1" in said
+
+
+def test_inference_needs_a_run_and_removes_none(tmp_path: Path, refused: Any) -> None:
+    directory, file = untrained(tmp_path), str(tmp_path / "goal.yaml")
+    where = ("--results-dir", str(tmp_path))
+    before = digests(directory)
+    assert "without --run-id" in refused("train", file, *where, "--inference")
+    assert "with --force" in refused("train", file, *where, "--run-id", "bare", "--inference", "--force")
+    assert "got no checkpoint" in refused("train", file, *where, "--run-id", "bare", "--inference")
+    assert "got no checkpoint" in refused("train", file, *where, "--run-id", "other", "--inference")
+    assert digests(directory) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "goal.yaml"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_damaged_checkpoint_ends_an_evaluation_with_its_name(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "goal"
+    shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("evaluation-*", "inference-*"))
+    (newest,) = (copy / "Goal").glob("checkpoint-*")
+    weights = newest / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
+    command = Command("evaluate", str(copy), "--episodes", "5", "--in-process")
+    assert command.end() == 1, command.text
+    assert command.summary["status"] == "failed"
+    assert newest.name in command.summary["error"]

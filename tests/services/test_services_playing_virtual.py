@@ -1,0 +1,273 @@
+"""An evaluation through the whole graph under a virtual clock: what counts, what is recorded, what ends it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import services_graph
+from anyio.abc import TaskGroup
+from services_graph import Graph, begin, settings_text
+from trio.testing import MockClock
+
+from pipeline.errors import ServiceError, first_failure
+from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.learning.learner import Learner
+from pipeline.messages.service import Books, LearnerState
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.playing.recording import read
+from pipeline.runtime import Playing
+from pipeline.settings import parse_settings
+from pipeline.simulation.game import Game, decisions, ends
+from pipeline.simulation.goal import Goal
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from services import playing
+from services.topology import build
+
+MEMORY = ", memory: {sequence_length: 4, memory_size: 6}, previous_action: true"
+CLOCK = BehaviorSpec(observations=(ObservationSpec(name="age", shape=(1,)),), actions=ActionSpec(continuous=1))
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+class Clocks:
+    """Areas whose episodes last as many steps as their numbers say, one reward for each step."""
+
+    name = "clocks"
+
+    def __init__(self, *lengths: int) -> None:
+        self._lengths = np.array(lengths)
+        self._ages = np.zeros(len(lengths), np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        return {"Goal?team=0": CLOCK}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> list[BehaviorReport]:
+        del parameters, seed
+        self._ages[:] = 0
+        return [BehaviorReport(behavior="Goal?team=0", decisions=self._decisions(0.0))]
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> list[BehaviorReport]:
+        assert len(actions["Goal?team=0"].agents) == len(self._lengths)
+        self._ages += 1
+        over = self._ages >= self._lengths
+        ended = None
+        if over.any():
+            at = np.flatnonzero(over)
+            ended = ends(at, [self._ages[at, None].astype(np.float32)], rewards=np.ones(len(at)))
+            self._ages[at] = 0
+        return [BehaviorReport(behavior="Goal?team=0", decisions=self._decisions(np.where(over, 0, 1)), ends=ended)]
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _decisions(self, rewards: Any) -> Any:
+        agents = np.arange(len(self._lengths))
+        return decisions(agents, self._ages[:, None].astype(np.float32), rewards=np.broadcast_to(rewards, agents.shape))
+
+
+def checkpoint(folder: Path, spec: BehaviorSpec, **values: Any) -> Path:
+    """Fresh weights for a behavior."""
+    settings = parse_settings(settings_text(**values), "test").settings.behaviors["Goal"]
+    return CheckpointFolder(folder / "trained", "Goal").save(Learner("Goal", spec, settings, seed=3).checkpoint(), 1)
+
+
+async def start(
+    tasks: TaskGroup,
+    stack: AsyncExitStack,
+    folder: Path,
+    games: list[Game],
+    episodes: int,
+    *,
+    record: bool = True,
+    **values: Any,
+) -> Graph:
+    """An evaluation of fresh weights."""
+    (spec,) = games[0].behaviors().values()
+    asked = Playing(checkpoints={"Goal": str(checkpoint(folder, spec, **values))}, episodes=episodes, record=record)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services_graph, "build", partial(build, playing=asked))
+        return await begin(tasks, stack, folder, games, **values)
+
+
+@pytest.fixture(autouse=True)
+def a_player_in_the_learners_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(services_graph.SERVICES, "learning-Goal", playing.run)
+
+
+async def evaluated(folder: Path, games: list[Game], episodes: int, **values: Any) -> dict[str, int]:
+    """The books of an evaluation that completes."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await start(tasks, stack, folder, games, episodes, **values)
+        books = await graph.finish()
+        assert not graph.faults
+        tasks.cancel_scope.cancel()
+    assert books["produced"] == books["ghost"] + books["open"]
+    assert books["trained"] == books["stale"] == books["lost"] == 0
+    assert books["produced"] == sum(graph.counts.values())
+    return books
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "Goal" / "episodes.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def recorded(folder: Path) -> dict[int, tuple[int, float]]:
+    """Length and return of each recorded episode, by life."""
+    found = {}
+    for path in sorted((folder / "Goal").glob("*.episodes.safetensors")):
+        columns = read(path).columns
+        returns = np.add.reduceat(columns["rewards"], np.cumsum(columns["lengths"]) - columns["lengths"])
+        lives = zip(columns["agents"].tolist(), columns["lengths"].tolist(), returns.tolist(), strict=True)
+        found |= {life: (length, value) for life, length, value in lives}
+    return found
+
+
+def told(folder: Path) -> dict[int, tuple[int, float]]:
+    return {int(row["agents"]): (int(row["lengths"]), float(row["returns"])) for row in table(folder)}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+@pytest.mark.parametrize("games", [[Clocks(2, 150)], [Clocks(2), Clocks(150)]], ids=["areas", "simulators"])
+async def test_the_long_episode_that_began_first_is_waited_for(tmp_path: Path, mode: str, games: list[Game]) -> None:
+    """Of two areas one has episodes of 2 steps, the other of 150: the first ten include a long one."""
+    await evaluated(tmp_path, games, 10, mode=mode)
+    assert sorted(length for length, _ in told(tmp_path).values()) == [2] * 9 + [150]
+    assert list(told(tmp_path)) == list(range(1, 11))
+    assert recorded(tmp_path) == told(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_episodes_longer_than_a_segment_and_a_budget_are_whole(tmp_path: Path) -> None:
+    """Segments of 8 steps, buffers of 32: permits and cuts go on while one episode lasts."""
+    await evaluated(tmp_path, [Clocks(300, 70)], 2, buffer_size=32, horizon=8)
+    assert told(tmp_path) == {1: (300, 300.0), 2: (70, 70.0)}
+    assert recorded(tmp_path) == told(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_single_episode_is_enough(tmp_path: Path) -> None:
+    await evaluated(tmp_path, [Clocks(3)], 1, record=False)
+    assert told(tmp_path) == {1: (3, 3.0)}
+    assert recorded(tmp_path) == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("actions", [{}, {"discrete": True, "actions": 2}, {"hybrid": True}])
+async def test_agents_that_remember_are_played_and_recorded(tmp_path: Path, actions: dict[str, Any]) -> None:
+    """What they carry is nobody's business here; the recorded returns are those of the table."""
+    games = [Goal(areas=3, memory=True, **actions) for _ in range(2)]
+    await evaluated(tmp_path, list(games), 25, network=MEMORY, mode="lockstep")
+    assert list(told(tmp_path)) == list(range(1, 26))
+    found = recorded(tmp_path)
+    assert found.keys() == told(tmp_path).keys()
+    for life, (length, value) in told(tmp_path).items():
+        assert found[life] == (length, pytest.approx(value, abs=1e-5))
+
+
+@pytest.mark.anyio
+async def test_in_lockstep_the_same_seed_plays_the_same_episodes(tmp_path: Path) -> None:
+    """To the byte of the table, however long simulators take."""
+    tables = set()
+    for attempt, frame_s in enumerate((0.001, 0.03)):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            games: list[Game] = [Goal(areas=2) for _ in range(2)]
+            graph = await start(
+                tasks, stack, folder, games, 20, record=False, mode="lockstep", network=", deterministic: true"
+            )
+            graph.frame_s = frame_s
+            await graph.finish()
+            tasks.cancel_scope.cancel()
+        tables.add((folder / "Goal" / "episodes.csv").read_bytes())
+    assert len(tables) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("part", ["learning-Goal", "assembly", "stepping-0"])
+async def test_a_service_that_is_started_anew_ends_an_evaluation(tmp_path: Path, part: str) -> None:
+    """Whoever held episodes: some are missing then, and the failure says so."""
+
+    async def killed() -> None:
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 100_000, record=False)
+            await anyio.sleep(0.3)
+            await graph.kill(part)
+            await anyio.sleep(60)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await killed()
+    failure = first_failure(caught.value)
+    assert isinstance(failure, ServiceError)
+    assert "anew" in str(failure)
+    assert "missing" in str(failure)
+    assert "evaluate again" in str(failure)
+
+
+@pytest.mark.anyio
+async def test_coordination_comes_back_and_the_evaluation_completes(tmp_path: Path) -> None:
+    """It holds no episode that assembly does not keep."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 100)
+        await anyio.sleep(0.1)
+        await graph.kill("coordination")
+        books = await graph.finish()
+        tasks.cancel_scope.cancel()
+    assert books["produced"] == books["ghost"] + books["open"]
+    assert list(told(tmp_path)) == list(range(1, 101))
+    assert recorded(tmp_path).keys() == told(tmp_path).keys()
+
+
+async def stopped(graph: Graph) -> tuple[LearnerState, Books, int]:
+    """The player's last state, the books and all steps of simulators, after a stop along the flow."""
+    for name in services_graph.SERVICES:
+        graph.stops[name].set()
+        await graph.ended[name].wait()
+        await anyio.sleep(0.1)
+    run = graph.latest("coordination", "run")
+    return graph.latest("learning-Goal", "state"), run.books["Goal"], sum(graph.counts.values())
+
+
+@pytest.mark.anyio
+async def test_without_a_number_it_plays_until_it_is_stopped(tmp_path: Path) -> None:
+    """All that was played is ghost; nothing is written of episodes."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 0, record=False)
+        await anyio.sleep(0.5)
+        state, books, produced = await stopped(graph)
+        tasks.cancel_scope.cancel()
+    assert not state.done
+    assert books.produced == produced > 300
+    assert books.ghost == state.ghost == produced - books.open
+    assert (books.lost, books.trained) == (0, 0)
+    assert not (tmp_path / "Goal").exists()
+
+
+@pytest.mark.anyio
+async def test_a_player_without_a_number_comes_back_and_plays_on(tmp_path: Path) -> None:
+    """What it had counted stays counted."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 0, record=False)
+        await anyio.sleep(0.5)
+        before = graph.latest("learning-Goal", "state").ghost
+        await graph.kill("learning-Goal")
+        await anyio.sleep(0.5)
+        state, books, _ = await stopped(graph)
+        tasks.cancel_scope.cancel()
+    assert state.start == "learning-Goal.t-2"
+    assert state.ghost > 300
+    assert books.produced == books.ghost + books.lost + books.open
+    assert books.ghost + books.lost >= before + state.ghost

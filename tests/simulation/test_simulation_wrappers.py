@@ -1,0 +1,162 @@
+"""Environments of other packages, and wrappers around them, through the Gymnasium bridge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import TimeLimit, TransformObservation
+
+from pipeline.errors import SettingsError
+from pipeline.messages.simulator import BehaviorActions
+from pipeline.simulation.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+
+MODULE = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Corridor(gymnasium.Env):
+    observation_space = spaces.Box(-10, 10, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=3):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.at += 1
+        return np.full(1, self.at, np.float32), 1.0, self.at >= self.length, False, {}
+
+
+gymnasium.register("{name}/Corridor-v2", Corridor)
+"""
+
+
+class PlusOne(TransformObservation):
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env, lambda seen: seen + 1, env.observation_space)
+
+
+class Double(TransformObservation):
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env, lambda seen: 2 * seen, env.observation_space)
+
+
+HERE = __name__
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that registers an environment when it is imported; both are gone afterwards."""
+    name = "corridor_package_of_a_test"
+    (tmp_path / f"{name}.py").write_text(MODULE.replace("{name}", name))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+    gymnasium.registry.pop(f"{name}/Corridor-v2", None)
+
+
+def first(game: Any) -> list[float]:
+    """What every area sees first."""
+    (report,) = game.reset({}, 0)
+    return list(report.decisions.observations[0][:, 0].tolist())
+
+
+@pytest.mark.parametrize("areas", [1, 2, 9])
+@pytest.mark.parametrize("vectorization", ["auto", "sync"])
+def test_an_environment_of_a_package_is_there_once_its_module_is_named(
+    module: str, areas: int, vectorization: str
+) -> None:
+    """It registers itself when it is imported; the behavior has its plain name."""
+    assert f"{module}/Corridor-v2" not in gymnasium.registry
+    game = make_gymnasium(f"{module}:{module}/Corridor-v2", areas, vectorization=vectorization, length=2)
+    assert list(game.behaviors()) == ["Corridor?team=0"]
+    assert first(game) == [0.0] * areas
+    chosen = BehaviorActions(
+        behavior="Corridor?team=0",
+        agents=np.arange(areas),
+        continuous=np.zeros((areas, 0), np.float32),
+        discrete=np.zeros((areas, 1), np.int32),
+    )
+    game.step({chosen.behavior: chosen})
+    (report,) = game.step({chosen.behavior: chosen})
+    assert report.ends is not None
+    assert report.ends.agents.tolist() == list(range(areas))
+    game.close()
+
+
+@pytest.mark.parametrize("env_id", ["no_such_package:Corridor-v2", "no_such_package:CartPole-v1"])
+@pytest.mark.parametrize("areas", [1, 9])
+def test_a_package_that_is_not_there_is_named(env_id: str, areas: int) -> None:
+    """Whichever form the bridge would choose."""
+    with pytest.raises(SettingsError, match=r"got environment .*no_such_package.*; expected .*; check the id"):
+        make_gymnasium(env_id, areas)
+
+
+def test_a_module_without_that_environment_is_refused(module: str) -> None:
+    with pytest.raises(SettingsError, match=r"got environment .*Tunnel-v0.*; expected .*; check the id"):
+        make_gymnasium(f"{module}:{module}/Tunnel-v0")
+
+
+def test_wrappers_lie_around_each_area_innermost_first(module: str) -> None:
+    """The second sees what the first has made of it."""
+    env_id = f"{module}:{module}/Corridor-v2"
+    inner, outer = f"{HERE}.PlusOne", f"{HERE}.Double"
+    assert first(make_gymnasium(env_id, 3, wrappers=f"{inner},{outer}")) == [2.0] * 3  # (0 + 1) x 2
+    assert first(make_gymnasium(env_id, 3, wrappers=f"{outer},{inner}")) == [1.0] * 3  # 0 x 2 + 1
+    assert first(make_gymnasium(env_id, 1, wrappers=inner)) == [1.0]
+    game = make_gymnasium(env_id, 2, wrappers=f"{inner},{outer}")
+    assert isinstance(game, GymnasiumGame)
+    for env in game._envs:
+        assert isinstance(env, Double)
+        assert isinstance(env.env, PlusOne)
+
+
+def test_blanks_and_trailing_commas_are_no_wrappers() -> None:
+    assert isinstance(make_gymnasium("CartPole-v1", 1, wrappers=""), GymnasiumGame)
+    game = make_gymnasium("CartPole-v1", 1, wrappers=f" {HERE}.PlusOne , ,")
+    assert isinstance(game, GymnasiumGame)
+    assert isinstance(game._envs[0], PlusOne)
+
+
+def test_spaces_are_those_of_the_outermost_wrapper() -> None:
+    """A wrapper of Gymnasium itself that changes what is seen."""
+    game = make_gymnasium("FrozenLake-v1", 2, wrappers="gymnasium.wrappers.FlattenObservation")
+    (spec,) = game.behaviors().values()
+    assert spec.observations[0].shape == (16,)
+
+
+def test_with_wrappers_many_areas_are_single_environments() -> None:
+    """The environment's own vector form has no place for them."""
+    assert isinstance(make_gymnasium("CartPole-v1", 16), NativeGame)
+    assert isinstance(make_gymnasium("CartPole-v1", 16, wrappers=f"{HERE}.PlusOne"), GymnasiumGame)
+    with pytest.raises(SettingsError, match=r"got wrappers with vectorization native; expected .*; leave one out"):
+        make_gymnasium("CartPole-v1", 16, wrappers=f"{HERE}.PlusOne", vectorization="native")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["no_such_package.Wrapper", "gymnasium.wrappers.NoSuchWrapper", "gymnasium.no_such_module.Wrapper", "JustAName"],
+)
+def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
+    """With what to write instead, before any environment is made."""
+    with pytest.raises(SettingsError, match=rf"got wrapper '{path}': .*; expected a class, .*; correct the path"):
+        make_gymnasium("CartPole-v1", wrappers=f"{HERE}.PlusOne,{path}")
+
+
+def test_a_wrapper_that_needs_more_than_the_environment_is_refused() -> None:
+    """`TimeLimit` has to be told a limit, and nobody can tell it."""
+    assert TimeLimit.__module__.startswith("gymnasium.wrappers")
+    with pytest.raises(SettingsError, match=r"got environment 'CartPole-v1'.*max_episode_steps.*; expected "):
+        make_gymnasium("CartPole-v1", wrappers="gymnasium.wrappers.TimeLimit")
