@@ -76,7 +76,6 @@ class Player:
             )
         self._from = key
         if self._recorder is not None:
-            self._recorder.drop(segments.episodes.untold.tolist())
             await self._context.compute(partial(self._recorder.add, segments))
         if self._wanted and not self.done:
             self._episodes.add(segments.episodes)

@@ -253,7 +253,11 @@ class Ledger:
             self.lost_learning += lost
             # Where everything died at once, a checkpoint may be newer than the books, which are not flushed to the
             # disk. What it holds beyond them was produced; without it the budget would allow as much more in flight.
-            self.unrecorded += max(0, kept - held)
+            beyond = max(0, kept - held)
+            # What was played and not acknowledged is sent again, and then played once more.
+            again = min(self.ghost, beyond)
+            self.ghost -= again
+            self.unrecorded += beyond - again
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
             self._learner, self._learner_stale, self._learner_ghost = state.start, 0, 0
         self.stale += state.stale - self._learner_stale

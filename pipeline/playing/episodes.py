@@ -67,8 +67,11 @@ class FirstEpisodes:
             self._counted += following in self._told
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Life and the columns of `COLUMNS` of the episodes wanted, in the order of their starts; as far as come."""
-        chosen = sorted(self._told)[: self._wanted]
+        """Life and the columns of `COLUMNS` of the episodes wanted, in the order of their starts.
+
+        As far as surely come: up to the first life that is under way, so that short episodes do not count more.
+        """
+        chosen = sorted(life for life in self._told if life <= self._settled)[: self._wanted]
         columns: dict[str, NDArray[Any]] = {
             name: np.array([self._told[life][place] for life in chosen], dtype)
             for place, (name, dtype) in enumerate(COLUMNS.items())

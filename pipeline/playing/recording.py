@@ -85,6 +85,8 @@ class Recorder:
         self._spec = spec
         self._wanted = wanted
         self._open: dict[int, list[Arrays]] = {}
+        self._whole: dict[int, Arrays] = {}  # of which nothing is told yet
+        self._told: set[int] = set()  # whose last segment has not come yet
         self._ended: list[Arrays] = []
         self._bytes = 0
         self.episodes = 0
@@ -93,22 +95,27 @@ class Recorder:
     def add(self, segments: Segments) -> None:
         """Takes in segments of episodes; writes a file where enough have ended.
 
+        An episode is recorded once its last segment has come and it was told: a life that was cut short because its
+        simulator went away has a last segment too. The two may come in any order, and in different messages.
+
         Raises:
             OSError: the disk is full or the folder can not be written.
         """
-        for life, part, ended in _parts(segments, self._wanted):
-            parts = self._open.setdefault(life, [])
-            parts.append(part)
-            if ended:
-                self._ended.append(_joined(self._open.pop(life)))
-                self._bytes += sum(column.nbytes for column in self._ended[-1].values())
+        told = segments.episodes.agents
+        self._told.update(told[told <= self._wanted].tolist() if self._wanted else told.tolist())
+        for life, part, over in _parts(segments, self._wanted):
+            self._open.setdefault(life, []).append(part)
+            if over:
+                self._whole[life] = _joined(self._open.pop(life))
+        for life in segments.episodes.untold.tolist():
+            self._open.pop(life, None)
+            self._whole.pop(life, None)
+        for life in sorted(self._told & self._whole.keys()):
+            self._told.remove(life)
+            self._ended.append(self._whole.pop(life))
+            self._bytes += sum(column.nbytes for column in self._ended[-1].values())
         if self._bytes >= FILE_BYTES:
             self.flush()
-
-    def drop(self, lives: list[int]) -> None:
-        """Forgets episodes of which nothing is told."""
-        for life in lives:
-            self._open.pop(life, None)
 
     def flush(self) -> None:
         """Writes what has ended. Raises as `add`."""
@@ -144,15 +151,18 @@ def read(path: Path) -> Recording:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: of a dtype that numpy does not have
         raise _refused(path, str(error)) from error
     if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise _refused(path, f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
     try:
         spec = spec_of(json.loads(metadata["spec"]))
         recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
-    except (ValueError, KeyError, TypeError, Explained) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, Explained) as error:
         raise _refused(path, f"a spec that can not be read ({error})") from error
+    lengths = columns.get("lengths")
+    if lengths is None or lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
+        raise _refused(path, "column 'lengths' that is not one int32 of at least 1 for each episode")
     for name, (dtype, shape) in _expected(recording).items():
         column = columns.get(name)
         if column is None or column.dtype != dtype or column.shape != shape:
@@ -175,10 +185,8 @@ def spec_of(plain: dict[str, Any]) -> BehaviorSpec:
 def _expected(recording: Recording) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Dtype and shape of each column that must be there; `masks` where it is."""
     columns, spec = recording.columns, recording.spec
-    lengths = columns.get("lengths", np.empty(0, np.int32))
-    e, r = len(lengths), int(lengths.sum())
+    e, r = len(columns["lengths"]), int(columns["lengths"].sum(dtype=np.int64))
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "lengths": (np.int32, (e,)),
         "agents": (np.int64, (e,)),
         "teams": (np.int32, (e,)),
         "simulators": (np.int32, (e,)),

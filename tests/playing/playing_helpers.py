@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,14 @@ class Split:
         return episode.last if self.over else tuple(column[self.after] for column in episode.observations)
 
 
+def over_lives(splits: Iterable[Split]) -> Episodes:
+    """What is told with the last segments of lives: of a lost one nothing."""
+    return ended(
+        [one.episode.life for one in splits if one.over and not one.lost],
+        [one.episode.life for one in splits if one.lost],
+    )
+
+
 def message(
     splits: Sequence[Split], *, masked: NDArray[np.bool_] | None = None, episodes: Episodes | None = None
 ) -> Segments:
@@ -143,10 +152,19 @@ def message(
         groups=_each(splits, "group", np.int64),
         agents=_each(splits, "life", np.int64),
         simulators=_each(splits, "simulator", np.int32),
-        episodes=ended() if episodes is None else episodes,
+        episodes=over_lives(splits) if episodes is None else episodes,
     )
     wired: Segments = decode([bytes(frame) for frame in encode(record)])
     return wired
+
+
+def without_segments(episodes: Episodes) -> Segments:
+    """A message that only tells of lives."""
+    one = message([Split(played(random.Random(0), 1, 1), 0, 1)], episodes=episodes)
+    columns = {name: getattr(one, name) for name in one.__slots__}
+    cut: dict[str, Any] = {name: value[:0] for name, value in columns.items() if isinstance(value, np.ndarray)}
+    cut |= {name: tuple(each[:0] for each in columns[name]) for name in ("observations", "next_observations")}
+    return dataclasses.replace(one, **cut)
 
 
 def _steps(splits: Iterable[Split], name: str) -> NDArray[Any]:

@@ -58,11 +58,17 @@ def test_in_whatever_order_lives_end_the_first_told_ones_count(
 
 
 def test_what_has_come_of_an_unfinished_count_is_in_the_order_of_starts() -> None:
-    """An evaluation that was stopped shows what has ended, though it does not count as come."""
+    """An evaluation that was stopped shows what surely counts: nothing that began after a life under way."""
     first = FirstEpisodes(3)
-    first.add(ended([4, 2]))
+    first.add(ended([5, 3]))
     assert (first.count, first.complete) == (0, False)
-    assert first.columns()["agents"].tolist() == [2, 4]
+    assert first.columns()["agents"].tolist() == []
+    first.add(ended([2, 1]))
+    assert (first.count, first.complete) == (3, True)
+    assert first.columns()["agents"].tolist() == [1, 2, 3]
+    other = FirstEpisodes(4)
+    other.add(ended([5, 2, 1]))
+    assert (other.count, other.columns()["agents"].tolist()) == (2, [1, 2])
 
 
 def test_nothing_has_come_at_first() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playing_helpers import SPEC, Episode, Split, message, played
+from playing_helpers import SPEC, Episode, Split, ended, message, played, without_segments
 from safetensors import safe_open
 from safetensors.numpy import save
 
@@ -106,25 +106,34 @@ def check(found: Recording, episodes: dict[int, Episode]) -> list[int]:
 def test_what_was_played_is_what_is_read(
     seed: int, count: int, longest: int, wanted: int, together: int, file_bytes: int
 ) -> None:
-    """Each wanted life that ended once, whole, in the order of ends, however it was split over segments and files."""
+    """Each wanted life that was told and has come, once, whole, however it was split over segments and files.
+
+    What is told may come with the last segment, before it or after it; a lost life has a last segment too.
+    """
     rng = random.Random(seed)
     episodes = {life: played(rng, life, rng.randint(1, longest)) for life in range(1, count + 1)}
     splits = shuffled(rng, episodes.values())
-    left_out = [life for life in episodes if rng.random() < 0.2]  # whose simulator goes away before they end
-    splits = [one for one in splits if not (one.over and one.episode.life in left_out)]
+    lost = {life for life in episodes if rng.random() < 0.2}  # whose simulator goes away before they end
+    splits = [dataclasses.replace(one, lost=one.over) if one.episode.life in lost else one for one in splits]
+    settled = [life for life in episodes if not wanted or life <= wanted]
+    news = sorted(episodes, key=lambda _: rng.random())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording, "FILE_BYTES", file_bytes)
         recorder = Recorder(Path(folder) / "made", "B", SPEC, wanted)
         ends: list[int] = []
-        while splits:
+        come: set[int] = set()
+        said: set[int] = set()
+        while splits or news:
             size = rng.randint(1, together)
             taken, splits = splits[:size], splits[size:]
-            recorder.add(message(taken, masked=masks(rng, taken)))
-            recorder.drop([life for life in left_out if rng.random() < 0.3])
-            ends += [one.episode.life for one in taken if one.over and (not wanted or one.episode.life <= wanted)]
+            now, news = (news[:size], news[size:]) if rng.random() < 0.7 or not taken else ([], news)
+            told = ended([life for life in now if life not in lost], [life for life in now if life in lost])
+            recorder.add(message(taken, masked=masks(rng, taken), episodes=told) if taken else without_segments(told))
+            said |= set(now)
+            come |= {one.episode.life for one in taken if one.over}
+            ends += sorted((come & said & set(settled)) - lost - set(ends))
             if file_bytes == 1:
                 assert recorder.episodes == len(ends)
-        recorder.drop(left_out)
         recorder.flush()
         found = [read(path) for path in recorder.files]
         assert (Path(folder) / "made").exists() == bool(ends)
@@ -202,6 +211,7 @@ def noted(name: str, value: str) -> Change:
 
 SPECS = {
     "no JSON": "{",
+    "too deep": 100_000 * "[",
     "another kind of JSON": "[1, 2]",
     "null": "null",
     "without actions": '{"observations": []}',
@@ -237,12 +247,14 @@ BAD: dict[str, tuple[Change, str]] = {
     "one action too few": (replaced("continuous", lambda c: c[:, 1:]), "float32 (7, 1) for column 'continuous'"),
     "masks of another width": (replaced("masks", lambda c: c[:, 1:]), "bool (7, 4) for column 'masks'"),
     "longer episodes than steps": (replaced("lengths", lambda c: c + 1), "where float32 (9, 2) is expected"),
-    "lengths in two dimensions": (replaced("lengths", lambda c: c[:, None]), "int32 (2, 1) for column 'lengths'"),
+    "lengths in two dimensions": (replaced("lengths", lambda c: c[:, None]), "column 'lengths' that is not one"),
+    "lengths of no number": (replaced("lengths", lambda c: np.float32([np.nan, 1])), "column 'lengths'"),
+    "a negative length": (replaced("lengths", lambda c: np.int32([-1, 8])), "column 'lengths'"),
     **{
         f"without {name}": (lambda columns, _, name=name: columns.pop(name), f"nothing for column '{name}'")
         for name in ("agents", "terminated", "group_rewards", "observation.1", "final_observation.0")
     },
-    "without lengths": (lambda columns, _: columns.pop("lengths"), "nothing for column 'lengths'"),
+    "without lengths": (lambda columns, _: columns.pop("lengths"), "column 'lengths' that is not one"),
     **{f"spec: {name}": (noted("spec", text), "a spec that can not be read") for name, text in SPECS.items()},
 }
 
@@ -273,6 +285,12 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
     path = tmp_path / "file"
     path.write_bytes(content)
     refused(path, "")
+
+
+def test_a_file_of_numbers_that_numpy_has_not_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"rewards": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    refused(tmp_path / "file", "bfloat16")
 
 
 def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
