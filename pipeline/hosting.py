@@ -156,9 +156,14 @@ class ProcessHost:
 
 
 class Task:
-    """A service that runs as a task."""
+    """A service that runs as a task.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the service, for its log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.stopping = anyio.Event()
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
@@ -186,7 +191,8 @@ class Task:
             first = first_failure(error)
             self._failure = f"{type(first).__name__}: {first}"
             self._hopeless = isinstance(first, SparringError)
-            logs.get().error("failed", error=str(first), exc_info=None if self._hopeless else first)
+            if not self._hopeless:  # those of ours say enough in one line, which the supervisor writes
+                logs.get(service=self._name).error("failed", error=str(first), exc_info=first)
         finally:
             self._ended.set()
 
@@ -204,9 +210,9 @@ class Task:
         self._scope.cancel()
 
 
-def start_task(tasks: TaskGroup, work: Callable[[anyio.Event], Awaitable[None]]) -> Task:
-    """Starts `work` as a task of `tasks`."""
-    task = Task()
+def start_task(tasks: TaskGroup, name: str, work: Callable[[anyio.Event], Awaitable[None]]) -> Task:
+    """Starts `work`, of the service `name`, as a task of `tasks`."""
+    task = Task(name)
     tasks.start_soon(task.run, work)
     return task
 

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
-from pipeline.errors import Closed
+from pipeline.errors import Closed, ServiceError
 from pipeline.messages.service import RunState
 from pipeline.metrics import Registry
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
@@ -49,11 +49,13 @@ class Playing:
         checkpoints: folder of each behavior's, by name.
         episodes: the run ends after so many of each behavior; 0 for no end.
         record: keep them in files.
+        timeout_s: seconds after which a run with an end ends without it.
     """
 
     checkpoints: Mapping[str, str]
     episodes: int = 0
     record: bool = False
+    timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,20 @@ async def spec_of(context: Context, coordination: Subscription, name: str) -> tu
         state = coordination.latest.get("run")
         if isinstance(state, RunState) and name in state.specs:
             return state.specs[name], state.versions.get(name, 0)
+
+
+def refuse_restart(context: Context) -> None:
+    """Ends an evaluation whose services do not all live from its start to its end.
+
+    Raises:
+        ServiceError: the service was started anew in one.
+    """
+    playing = context.run.playing
+    if playing is not None and playing.episodes and not context.first:
+        raise ServiceError(
+            f"got {context.service}, which was started anew in an evaluation; expected one start, because episodes "
+            "are missing; evaluate again"
+        )
 
 
 async def cancel_at_stop(context: Context, tasks: TaskGroup) -> None:

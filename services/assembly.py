@@ -17,7 +17,7 @@ from pipeline.assembly.assembler import Assembler, Sizes
 from pipeline.errors import Closed
 from pipeline.messages.service import Assembled, AssemblyState, Cuts, Segments, StepBatch
 from pipeline.queues.interface import Board, SendingQueue
-from pipeline.runtime import Context, follow, publish_metrics, start_name
+from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
 
 
 class Assembly:
@@ -156,6 +156,7 @@ class Assembly:
 
 async def run(context: Context) -> None:
     """Assembles until stopped; then takes what has arrived and hands on what is finished."""
+    refuse_restart(context)
     transport = context.transport
     names = context.run.settings.behaviors
     board = await transport.board(context.service)

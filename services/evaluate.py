@@ -19,7 +19,7 @@ from pipeline.settings import Settings, not_here
 from services.launch import checkpoints, play
 from services.topology import load_run
 
-BELOW: Final = 3
+BELOW: Final = 4
 """Exit status where the mean reward is below `--at-least`."""
 
 
@@ -27,11 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("run", type=Path, help="folder of a run, as results/goal-1")
     parser.add_argument("--episodes", type=int, default=100, help="episodes of each behavior (default: 100)")
-    parser.add_argument("--checkpoint", help="name of a checkpoint's folder (default: the newest of each behavior)")
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="[BEHAVIOR=]NAME",
+        help="name of a checkpoint's folder; repeat for several behaviors (default: the newest of each)",
+    )
     parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
     parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
     parser.add_argument("--record", action="store_true", help="keep the episodes in files")
-    parser.add_argument("--at-least", type=float, help="exit with 3 if a behavior's mean reward is below this")
+    parser.add_argument("--at-least", type=float, help="exit with 4 if a behavior's mean reward is below this")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
 
 
@@ -39,17 +46,23 @@ def run(args: argparse.Namespace) -> int:
     """Plays episodes and says what they came to.
 
     Returns:
-        0 if all episodes were played and every mean reward is at least `--at-least`; 3 if one is below; 1 if the
+        0 if all episodes were played and every mean reward is at least `--at-least`; 4 if one is below; 1 if the
         run failed or was stopped before its end.
 
     Raises:
         SettingsError: the run, a checkpoint or an argument is no good.
     """
-    if args.episodes < 1:
-        raise SettingsError(f"got --episodes {args.episodes}; expected at least 1; give another number")
+    if args.episodes < 1 or args.timeout <= 0:
+        raise SettingsError(
+            f"got --episodes {args.episodes} and --timeout {args.timeout:g}; "
+            "expected at least 1, and more than 0 seconds; give other numbers"
+        )
     settings = _settings(_trained(args.run), deterministic=args.deterministic)
     playing = Playing(
-        checkpoints=checkpoints(args.run, settings, args.checkpoint), episodes=args.episodes, record=args.record
+        checkpoints=checkpoints(args.run, settings, args.checkpoint),
+        episodes=args.episodes,
+        record=args.record,
+        timeout_s=args.timeout,
     )
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     status, directory = play(args.run, settings, playing, "evaluation", seed=seed, in_process=args.in_process)
@@ -110,8 +123,11 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
                 if what in part:
                     yield f"  {_named(team)}{what.replace('_', ' ')} {_spread(part[what], percent)}"
             for outcome, share in part.get("outcomes", {}).items():
-                low, high = share["interval"]
-                yield f"  {_named(team)}{outcome} {share['share']:.1%}  {percent} interval {low:.1%} to {high:.1%}"
+                text = f"  {_named(team)}{outcome} {share['share']:.1%}"
+                if share["interval"] is not None:
+                    low, high = share["interval"]
+                    text += f"  {percent} interval {low:.1%} to {high:.1%}"
+                yield text
 
 
 def _named(team: str) -> str:

@@ -74,4 +74,4 @@ class Tasks:
                 )
                 await plan.load()(context)
 
-        return start_task(self._tasks, work)
+        return start_task(self._tasks, plan.name, work)

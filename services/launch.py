@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
 
 from pipeline import logs
-from pipeline.errors import SettingsError
+from pipeline.errors import CheckpointError, SettingsError
 from pipeline.hosting import ProcessHost
-from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
 from pipeline.settings import Settings
@@ -54,51 +54,86 @@ def launch(
 
 
 def play(
-    trained: Path, settings: Settings, playing: Playing, kind: str, *, seed: int, in_process: bool
+    trained: Path,
+    settings: Settings,
+    playing: Playing,
+    kind: str,
+    notes: tuple[str, ...] = (),
+    *,
+    seed: int,
+    in_process: bool,
 ) -> tuple[Status, Path]:
     """Plays checkpoints in a folder of its own, below that of the run that trained them.
+
+    They are copied there first: a run that goes on training removes old ones.
 
     Args:
         trained: folder of that run.
         settings: as trained with.
         playing: what to play.
         kind: first word of the new folder's name.
+        notes: what its author should read first.
         seed: of simulators and sampling.
         in_process: all services as tasks of this process.
 
     Returns:
-        How it ended, and the new folder. Raises as `launch`.
+        How it ended, and the new folder.
+
+    Raises:
+        SettingsError: an address or port is not free, or a checkpoint is damaged.
     """
     directory = trained.absolute() / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    (directory / "logs").mkdir(parents=True)
+    copies = {name: directory / "checkpoints" / name / Path(path).name for name, path in playing.checkpoints.items()}
+    own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
     run_id = f"{trained.absolute().name}-{directory.name}"
-    plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, playing=playing)
-    return launch(settings, plan, in_process=in_process), directory
+
+    def plan(sockets: Path | None) -> Topology:
+        topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=own)
+        (directory / "logs").mkdir(parents=True)
+        for name, path in playing.checkpoints.items():
+            _copy(Path(path), copies[name])
+        return topology
+
+    return launch(settings, plan, notes, in_process=in_process), directory
 
 
-def checkpoints(directory: Path, settings: Settings, name: str | None = None) -> dict[str, str]:
+def _copy(checkpoint: Path, copy: Path) -> None:
+    try:
+        shutil.copytree(checkpoint, copy)
+        load(copy)
+    except (OSError, CheckpointError) as error:
+        raise SettingsError(f"got the checkpoint {checkpoint}, which can not be played: {error}") from error
+
+
+def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
     """Folder of a checkpoint of each behavior.
 
     Args:
         directory: of the run that has trained.
         settings: name its behaviors.
-        name: of the checkpoint's folder; None takes the newest of each behavior.
+        names: of the checkpoints' folders: `BEHAVIOR=NAME`, or `NAME` for all that have no name of their own; without
+            one the newest.
 
     Raises:
-        SettingsError: a behavior has none, or none of this name.
+        SettingsError: a behavior has none, or none of this name; or a name is for no behavior.
     """
-    found = {}
-    for behavior in settings.behaviors:
-        there = CheckpointFolder(directory.absolute(), behavior).newest_first()
-        fitting = [path for path in there if name in (None, path.name)]
-        if not fitting:
-            raise SettingsError(
-                f"got no checkpoint {name or ''} of {behavior} in {directory}; "
-                f"expected one of {[path.name for path in there] or 'some'}; "
-                + ("correct --checkpoint" if there else "train it first, or name the folder of another run")
-            )
-        found[behavior] = str(fitting[0])
-    return found
+    asked = dict(name.split("=", 1) for name in names if "=" in name)
+    general = next((name for name in names if "=" not in name), None)
+    if unknown := sorted(asked.keys() - settings.behaviors.keys()):
+        raise SettingsError(f"got --checkpoint for {unknown}; expected one of {list(settings.behaviors)}; correct it")
+    return {behavior: _checkpoint(directory, behavior, asked.get(behavior, general)) for behavior in settings.behaviors}
+
+
+def _checkpoint(directory: Path, behavior: str, name: str | None) -> str:
+    there = CheckpointFolder(directory.absolute(), behavior).newest_first()
+    fitting = [path for path in there if name in (None, path.name)]
+    if not fitting:
+        raise SettingsError(
+            f"got no checkpoint {name or ''} of {behavior} in {directory}; "
+            f"expected one of {[path.name for path in there] or 'some'}; "
+            + ("correct --checkpoint" if there else "train it first, or name the folder of another run")
+        )
+    return str(fitting[0])
 
 
 async def _supervise(topology: Topology, in_process: bool) -> Status:

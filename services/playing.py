@@ -11,19 +11,21 @@ Steps that are played are "ghost" in the books: nobody learns from them.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
 import anyio
 
-from pipeline.errors import Closed, ServiceError
+from pipeline.errors import CheckpointError, Closed, ServiceError
 from pipeline.learning.checkpoints import Checkpoint, load
 from pipeline.learning.learner import Learner
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.playing.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
 from pipeline.playing.recording import Recorder
-from pipeline.queues.interface import Board, ReceivingQueue
-from pipeline.runtime import Context, Playing, cancel_at_stop, publish_metrics, spec_of
+from pipeline.queues.interface import Board, ReceivingQueue, Subscription
+from pipeline.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
+from pipeline.specs import BehaviorSpec
 
 
 class Player:
@@ -41,7 +43,7 @@ class Player:
         self, context: Context, playing: Playing, learner: Learner, board: Board, recorder: Recorder | None
     ) -> None:
         self._context = context
-        self._learner = learner
+        self.learner = learner
         self._board = board
         self._wanted = playing.episodes
         self._recorder = recorder
@@ -51,11 +53,13 @@ class Player:
         self._seen: dict[tuple[str, str], int] = {}
         self._played = 0
         self._duplicate = 0
+        self._late = False
 
     @property
     def done(self) -> bool:
-        """Whether all episodes that were asked for have come."""
-        return self._wanted > 0 and self._episodes.complete
+        """Whether all episodes that were asked for have come, and of recorded ones the last segments too."""
+        waiting = self._recorder is not None and self._recorder.waiting
+        return self._wanted > 0 and self._episodes.complete and not waiting
 
     async def take(self, segments: Segments) -> None:
         """Counts what was played.
@@ -77,30 +81,37 @@ class Player:
         self._from = key
         if self._recorder is not None:
             await self._context.compute(partial(self._recorder.add, segments))
-        if self._wanted and not self.done:
+        if self._wanted and not self._episodes.complete:
             self._episodes.add(segments.episodes)
+            self._context.waiting_for = self._episodes.waiting_for
+
+    def give_up(self, limit_s: float) -> None:
+        """Ends the run without the episodes that are missing."""
+        self._context.log.error("too_late", seconds=limit_s, missing=self._episodes.waiting_for, notice=True)
+        self._late = True
+        self.publish()
 
     def publish(self) -> None:
         """Publishes the state: all steps that came are done with."""
         self._board.publish(
             "state",
             LearnerState(
-                behavior=self._learner.behavior,
+                behavior=self.learner.behavior,
                 start=self._context.start,
-                version=self._learner.version,
+                version=self.learner.version,
                 updates=0,
                 trained=0,
                 taken=self._played,
                 ghost=self._played,
                 duplicate=self._duplicate,
-                done=self.done,
+                done=self.done or self._late,
             ),
         )
 
     def refresh(self) -> None:
         """Brings gauges up to date."""
-        registry, name = self._context.registry, self._learner.behavior
-        registry.gauge(f"version/{name}", self._learner.version)
+        registry, name = self._context.registry, self.learner.behavior
+        registry.gauge(f"version/{name}", self.learner.version)
         registry.reach(f"played/{name}", self._played)
         if self._wanted:
             registry.gauge(f"evaluated/{name}", self._episodes.count)
@@ -123,10 +134,8 @@ async def run(context: Context) -> None:
         CheckpointError: the checkpoint is damaged, or of another behavior, spec or network.
         ServiceError: started anew in an evaluation.
     """
-    playing, name = context.run.playing, context.service.partition("-")[2]
-    assert playing is not None
-    if playing.episodes and not context.first:
-        raise ServiceError(f"{context.service} was started anew: episodes are missing; evaluate again")
+    refuse_restart(context)
+    name = context.service.partition("-")[2]
     board = await context.transport.board(context.service)
     policies = await context.transport.board(f"policy-{name}")
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
@@ -141,24 +150,51 @@ async def run(context: Context) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish_metrics, context, board, refresh)
         tasks.start_soon(cancel_at_stop, context, tasks)
-        spec, _ = await spec_of(context, coordination, name)
-        checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
-        settings = context.run.settings.behaviors[name]
-        learner = await context.compute(partial(Learner, name, spec, settings, context.run.seed))
-        learner.restore(checkpoint)
-        context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
-        folder = context.run.directory / name
-        recorder = Recorder(folder, name, spec, playing.episodes) if playing.record else None
-        player = Player(context, playing, learner, board, recorder)
-        policies.publish("weights", learner.weights())
+        spec = await _spec_in_time(context, coordination, name)
+        player = await _player(context, name, spec, board)
+        policies.publish("weights", player.learner.weights())
         player.publish()
-        await _play(context, player, receiver)
+        limit = context.run.playing.timeout_s if context.run.playing and context.run.playing.episodes else math.inf
+        with anyio.move_on_after(limit) as deadline:
+            await _play(context, player, receiver)
+        if deadline.cancelled_caught:
+            player.give_up(limit)
+            await context.stop.wait()
     if player is not None:
         with anyio.CancelScope(shield=True):
             await context.compute(player.finish)
             refresh()
             player.publish()
     board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+
+
+async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
+    """The behavior's spec. Where the simulators are ours, an evaluation does not wait for ever for one that has it."""
+    settings, playing = context.run.settings, context.run.playing
+    limited = playing is not None and playing.episodes and settings.simulators
+    with anyio.move_on_after(settings.pipeline.simulator_timeout_s if limited else math.inf):
+        return (await spec_of(context, coordination, name))[0]
+    raise ServiceError(
+        f"got no simulator with {name!r} in {settings.pipeline.simulator_timeout_s:g} s; expected one, to evaluate it; "
+        "list a simulator that has it, or raise pipeline.simulator_timeout_s"
+    )
+
+
+async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board) -> Player:
+    """The checkpoint, ready to play."""
+    playing = context.run.playing
+    assert playing is not None
+    checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
+    settings = context.run.settings.behaviors[name]
+    learner = await context.compute(partial(Learner, name, spec, settings, context.run.seed))
+    try:
+        learner.restore(checkpoint)
+    except CheckpointError as error:
+        remedy = "play it with the network_settings and the simulator that it was trained with"
+        raise CheckpointError(got=error.got, expected=error.expected, remedy=remedy) from error
+    context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
+    recorder = Recorder(context.run.directory / name, name, spec, playing.episodes) if playing.record else None
+    return Player(context, playing, learner, board, recorder)
 
 
 async def _play(context: Context, player: Player, receiver: ReceivingQueue) -> None:

@@ -6,8 +6,9 @@
     unblocked by  stepping
 
 It exits with 0 after a Bye from either side, with 1 and one line on stderr where the link was lost, and
-with 3 for what another start would meet again: bad arguments, or a Fault from the trainer. Its last line on
-stdout is JSON: the steps that it counted itself, for the books.
+with 3 for what another start would meet again: bad arguments, or a refusal of what the simulator is (version, specs,
+names of behaviors). Other Faults, as one for silence, may not come again: 1. Its last line on stdout is JSON: the steps
+that it counted itself, for the books.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from pipeline.errors import UNUSABLE, SettingsError, SparringError
+from pipeline.errors import UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from pipeline.simulation.client import run as play
 from pipeline.simulation.game import Game, GivesStatistics
-from pipeline.simulation.link import LinkLost
 from pipeline.simulation.registry import NAMES, make, parse_options
-from pipeline.specs import BehaviorSpec
+from pipeline.specs import BehaviorSpec, SpecError
+
+_REFUSALS: Final = ("version", "specs", "unknown_behavior")
+"""Codes of Faults that are about what a simulator is, not about what it did."""
 
 
 class Slow:
@@ -108,11 +112,18 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
         result = play(game, address, number=number, seed=seed, credential=credential, connect_timeout_s=args.timeout)
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
-        return 1 if isinstance(error, LinkLost) else UNUSABLE
+        return UNUSABLE if _final(error) else 1
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     return 0
+
+
+def _final(error: SparringError) -> bool:
+    """Whether another start would meet the error again."""
+    if isinstance(error, RemoteProtocolError):
+        return error.code in _REFUSALS
+    return isinstance(error, SettingsError | SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

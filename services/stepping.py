@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from pipeline.messages.service import BehaviorSpecs, BehaviorSteps, Permits, PolicyWeights, StepBatch, SteppingState
 from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from pipeline.queues.interface import Board, SendingQueue
-from pipeline.runtime import Context, follow, publish_metrics
+from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from pipeline.stepping.simulators import House, Simulators
@@ -242,6 +242,7 @@ def _tell_afresh(context: Context) -> None:
 
 async def run(context: Context) -> None:
     """Steps until stopped; then says Bye to the simulators and hands on the last steps."""
+    refuse_restart(context)
     transport = context.transport
     settings = context.run.settings
     board = await transport.board(context.service)

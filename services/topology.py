@@ -171,7 +171,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
-            playing=None if plain["playing"] is None else Playing(**plain["playing"]),
+            playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings)
     if kept.inference:
-        return 1 if _infer(settings, in_process=args.in_process) == "failed" else 0
+        notes = (*loaded.notices, *without_effect(settings))
+        return 1 if _infer(args, settings, notes) == "failed" else 0
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
@@ -58,18 +59,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if status == "failed" else 0
 
 
-def _infer(settings: Settings, *, in_process: bool) -> Status:
+def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:
     """Plays the newest checkpoints of a run until the user ends it."""
     kept = settings.checkpoint_settings
-    if kept.run_id is None or kept.force:
+    if kept.run_id is None or kept.force or args.max_steps is not None:
+        how = "with --force" if kept.force else "with --max-steps" if kept.run_id is not None else "without --run-id"
         raise SettingsError(
-            f"got --inference {'with --force' if kept.force else 'without --run-id'}; "
-            "expected the run whose checkpoints are to be played; name it with --run-id, and leave --force out"
+            f"got --inference {how}; expected the run whose checkpoints are to be played; "
+            "name it with --run-id, and leave --force and --max-steps out"
         )
     trained = Path(kept.results_dir) / kept.run_id
     playing = Playing(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
-    return play(trained, settings, playing, "inference", seed=seed, in_process=in_process)[0]
+    return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]
 
 
 def _overrides(args: argparse.Namespace) -> Overrides:

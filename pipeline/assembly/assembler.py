@@ -236,6 +236,7 @@ class Assembler:
                 teams=block.teams[whole],
                 outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
                 agents=block.agents[whole],
+                groups=block.groups[whole],
                 shared_returns=block.episode_group_returns[whole].astype(np.float32),
             )
         )
@@ -337,6 +338,7 @@ def _joined_episodes(notes: list[Episodes], untold: list[int]) -> Episodes:
         ("outcomes", np.float32),
         ("agents", np.int64),
         ("shared_returns", np.float32),
+        ("groups", np.int64),
     )
     columns = {name: _joined([getattr(note, name) for note in notes], dtype) for name, dtype in kinds}
     return Episodes(**columns, untold=np.array(untold, np.int64))

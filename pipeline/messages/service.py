@@ -173,6 +173,7 @@ class Episodes:
         outcomes: [e] 1 won, 0.5 drawn, 0 lost, -1 unsaid.
         agents: [e] id of the agent's life, which is the episode.
         shared_returns: [e] sum of the group's rewards while the agent lived.
+        groups: [e] group key at the end, 0 for none.
         untold: ids of lives that are over and of which nothing is told: their simulator went away, or they had begun
             before this start of assembly.
     """
@@ -184,6 +185,7 @@ class Episodes:
     outcomes: F32
     agents: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     shared_returns: F32 = field(default_factory=lambda: np.empty(0, np.float32))
+    groups: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     untold: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
 

@@ -26,6 +26,7 @@ COLUMNS: Final = {
     "lengths": np.int32,
     "teams": np.int32,
     "outcomes": np.float32,
+    "groups": np.int64,
 }
 """What is kept of an episode, in the words of `Episodes`."""
 
@@ -53,6 +54,12 @@ class FirstEpisodes:
         return min(self._counted, self._wanted)
 
     @property
+    def waiting_for(self) -> str:
+        """What is missing."""
+        later = sum(life > self._settled for life in self._told)
+        return f"the end of episode {self._settled + 1}; {later} that began later have ended"
+
+    @property
     def complete(self) -> bool:
         """Whether all have come."""
         return self._counted >= self._wanted
@@ -62,6 +69,8 @@ class FirstEpisodes:
         rows = zip(*(getattr(episodes, name).tolist() for name in COLUMNS), strict=True)
         self._told.update(zip(episodes.agents.tolist(), rows, strict=True))
         self.untold.update(episodes.untold.tolist())
+        if len(self._told) > 2 * self._wanted:  # those that began last are not wanted in any case
+            self._told = {life: self._told[life] for life in sorted(self._told)[: self._wanted]}
         while (following := self._settled + 1) in self._told or following in self.untold:
             self._settled = following
             self._counted += following in self._told

@@ -117,6 +117,11 @@ class Recorder:
         if self._bytes >= FILE_BYTES:
             self.flush()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the last segment of an episode that was told has not come yet."""
+        return bool(self._told)
+
     def flush(self) -> None:
         """Writes what has ended. Raises as `add`."""
         if not self._ended:

@@ -2,7 +2,8 @@
 
 The interval of a mean is a bias-corrected and accelerated bootstrap interval (Efron 1987, doi
 10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (1927, doi
-10.1080/01621459.1927.10502953), which stays within 0..1 and holds for few episodes.
+10.1080/01621459.1927.10502953), which stays within 0..1 and holds for few episodes. Both take episodes for independent:
+members of one group are not, so there is no interval where there are groups.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from scipy.stats import binomtest, bootstrap
 CONFIDENCE: Final = 0.95
 _RESAMPLES: Final = 9999
 _VALUES_AT_ONCE: Final = 10**7
+_MOST_FOR_BCA: Final = 3000
+"""Its jackknife takes the square of the number of episodes; of more, the percentiles do as well."""
 
 OUTCOMES: Final = {"won": 1.0, "drawn": 0.5, "lost": 0.0}
 
@@ -25,18 +28,19 @@ def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Statistics of episodes, as plain values for JSON.
 
     Args:
-        columns: `returns`, `shared_returns`, `lengths`, `teams`, `outcomes`, [e] each.
+        columns: `returns`, `shared_returns`, `lengths`, `teams`, `outcomes`, `groups`, [e] each.
     """
     found: dict[str, Any] = {"episodes": len(columns["returns"])}
     if not len(columns["returns"]):
         return found
-    found["reward"] = spread(columns["returns"])
+    independent = not columns["groups"].any()
+    found["reward"] = spread(columns["returns"], independent=independent)
     if columns["shared_returns"].any():
-        found["group_reward"] = spread(columns["shared_returns"])
-    found["length"] = spread(columns["lengths"])
+        found["group_reward"] = spread(columns["shared_returns"], independent=independent)
+    found["length"] = spread(columns["lengths"], independent=independent)
     said = columns["outcomes"][columns["outcomes"] >= 0]
     if len(said):
-        found["outcomes"] = {name: share(said == value) for name, value in OUTCOMES.items()}
+        found["outcomes"] = {name: share(said == value, independent=independent) for name, value in OUTCOMES.items()}
     return found
 
 
@@ -51,13 +55,13 @@ def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def spread(values: NDArray[Any]) -> dict[str, Any]:
-    """Mean with its interval, standard deviation and quartiles; no interval of a single value."""
+def spread(values: NDArray[Any], *, independent: bool = True) -> dict[str, Any]:
+    """Mean with its interval, standard deviation and quartiles; no interval of a single or of dependent values."""
     values = values.astype(np.float64)
     smallest, lower, median, upper, largest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
     return {
         "mean": float(values.mean()),
-        "interval": _interval(values),
+        "interval": _interval(values) if independent else None,
         "deviation": float(values.std(ddof=1)) if len(values) > 1 else None,
         "min": smallest,
         "quartiles": [lower, median, upper],
@@ -65,11 +69,12 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def share(said: NDArray[np.bool_]) -> dict[str, Any]:
-    """How often something is true, with its interval."""
+def share(said: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Any]:
+    """How often something is true, with its interval; none of dependent values."""
     times = int(said.sum())
     found = binomtest(times, len(said)).proportion_ci(CONFIDENCE, method="wilson")
-    return {"share": times / len(said), "interval": [float(found.low), float(found.high)], "times": times}
+    interval = [float(found.low), float(found.high)] if independent else None
+    return {"share": times / len(said), "interval": interval, "times": times}
 
 
 def _interval(values: NDArray[np.float64]) -> list[float] | None:
@@ -83,7 +88,7 @@ def _interval(values: NDArray[np.float64]) -> list[float] | None:
         confidence_level=CONFIDENCE,
         n_resamples=_RESAMPLES,
         batch=max(1, _VALUES_AT_ONCE // len(values)),
-        method="BCa",
+        method="BCa" if len(values) <= _MOST_FOR_BCA else "percentile",
         rng=np.random.default_rng(0),  # the same episodes, the same interval
     ).confidence_interval
     return [float(found.low), float(found.high)]

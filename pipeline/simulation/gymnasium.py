@@ -53,10 +53,10 @@ def make_gymnasium(
         SpecError: a space has no form here.
     """
     gymnasium = imported("gymnasium", "gymnasium")
-    if areas < 1 or vectorization not in ("auto", "sync", "native") or not 1 <= brightest <= 255:
+    if areas < 1 or vectorization not in ("auto", "sync", "native") or brightest not in range(1, 256):
         raise SettingsError(
-            f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest}; expected 1 or more areas, "
-            "auto, sync or native, and 1 to 255; correct the simulator's options"
+            f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
+            "areas, auto, sync or native, and a whole number from 1 to 255; correct the simulator's options"
         )
     name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
     classes = [_wrapper(path.strip()) for path in wrappers.split(",") if path.strip()]
@@ -70,15 +70,20 @@ def make_gymnasium(
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return NativeGame(name, vector, brightest)
             vector.close()
-        envs = [gymnasium.make(env_id, **options) for _ in range(areas)]
-        for wrapper in classes:
-            envs = [wrapper(env) for env in envs]
-        return GymnasiumGame(name, envs, brightest)
+        return GymnasiumGame(name, [_made(gymnasium, env_id, classes, options) for _ in range(areas)], brightest)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
             f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
             "check the id, its package and the options"
         ) from error
+
+
+def _made(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """One environment in its wrappers."""
+    env = gymnasium.make(env_id, **options)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
 def _wrapper(path: str) -> Any:

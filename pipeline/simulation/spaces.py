@@ -65,7 +65,7 @@ class Observations:
     """
 
     def __init__(self, space: Any, brightest: int = 255) -> None:
-        self._leaves = tuple(_leaves(space, (), 255 // brightest))
+        self._leaves = tuple(_leaves(space, (), brightest))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
     def rows(self, items: Sequence[Any]) -> tuple[Array, ...]:
@@ -137,23 +137,23 @@ def _kind(space: Any) -> str:
 # ---------------------------------------------------------------- observations
 
 
-def _leaves(space: Any, path: tuple[Any, ...], gain: int) -> Iterator[_Leaf]:
-    """The observations in a space, in its order; images of bytes times `gain`."""
+def _leaves(space: Any, path: tuple[Any, ...], brightest: int) -> Iterator[_Leaf]:
+    """The observations in a space, in its order; images of bytes stretched from 0..brightest."""
     kind = _kind(space)
     if kind == "Dict":
         for key, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, key), gain)
+            yield from _leaves(inner, (*path, key), brightest)
     elif kind == "Tuple":
         for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index), gain)
+            yield from _leaves(inner, (*path, index), brightest)
     else:
-        yield _leaf(space, kind, path, gain)
+        yield _leaf(space, kind, path, brightest)
 
 
-def _leaf(space: Any, kind: str, path: tuple[Any, ...], gain: int) -> _Leaf:
+def _leaf(space: Any, kind: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
     name = "/".join(map(str, path)) or "observation"
     if kind == "Box" and len(space.shape) == 3 and (space.dtype == np.uint8 or np.issubdtype(space.dtype, np.floating)):
-        return _image(space, name, path, gain)
+        return _image(space, name, path, brightest)
     if kind in ("Box", "MultiBinary") and len(space.shape) < 4:
         size = math.prod(space.shape)
         return _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
@@ -172,7 +172,7 @@ def _vector(name: str, path: tuple[Any, ...], size: int, read: Callable[[Any], A
     return _Leaf(spec=ObservationSpec(name=name, shape=(size,)), path=path, read=read)
 
 
-def _image(space: Any, name: str, path: tuple[Any, ...], gain: int) -> _Leaf:
+def _image(space: Any, name: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
     """Channels first. Of a square image the channels are the odd dimension, else the smaller of first and last."""
     first, middle, end = space.shape
     last = first == middle or (middle != end and end <= first)
@@ -185,11 +185,24 @@ def _image(space: Any, name: str, path: tuple[Any, ...], gain: int) -> _Leaf:
 
     def read(items: Any) -> Array:
         values = np.asarray(items, dtype)
-        if integers and gain > 1:
-            values = values * np.uint8(gain)
+        if integers and brightest < 255:
+            values = _stretched(values, name, brightest)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
     return _Leaf(spec=spec, path=path, read=read)
+
+
+def _stretched(values: Array, name: str, brightest: int) -> Array:
+    """Bytes 0..brightest as 0..255."""
+    if values.size and int(values.max()) > brightest:
+        raise SpecError(
+            got=f"image {name!r} with a value of {int(values.max())}",
+            expected=f"at most {brightest}, as option brightest says",
+            remedy="set brightest to the largest value that the environment sends",
+        )
+    table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
+    stretched: Array = table[values]
+    return stretched
 
 
 def _one_hot(name: str, path: tuple[Any, ...], sizes: Array, starts: Array) -> _Leaf:

@@ -41,6 +41,7 @@ def ended(
         outcomes=(lives % 3).astype(np.float32) / 2,
         agents=lives,
         shared_returns=-lives.astype(np.float32),
+        groups=lives % 3,
         untold=np.array(untold, np.int64),
     )
 

@@ -71,6 +71,18 @@ def test_what_has_come_of_an_unfinished_count_is_in_the_order_of_starts() -> Non
     assert (other.count, other.columns()["agents"].tolist()) == (2, [1, 2])
 
 
+def test_what_waits_is_named_and_what_can_not_count_any_more_is_forgotten() -> None:
+    """However long the first episode lasts."""
+    first = FirstEpisodes(3)
+    for life in range(2, 1000):
+        first.add(ended([life]))
+    assert first.waiting_for.startswith("the end of episode 1; ")
+    assert sum(map(len, first.columns().values())) == 0
+    first.add(ended([1]))
+    assert first.complete
+    assert first.columns()["agents"].tolist() == [1, 2, 3]
+
+
 def test_nothing_has_come_at_first() -> None:
     first = FirstEpisodes(1)
     assert (first.count, first.complete) == (0, False)

@@ -24,6 +24,7 @@ def columns(returns: Any, **changes: Any) -> dict[str, Any]:
         "lengths": np.full(n, 5, np.int32),
         "teams": np.zeros(n, np.int32),
         "outcomes": np.full(n, -1, np.float32),
+        "groups": np.zeros(n, np.int64),
     }
     return plain | {name: np.array(value, plain[name].dtype) for name, value in changes.items()}
 
@@ -130,3 +131,19 @@ def test_teams_are_described_alone_where_there_are_several() -> None:
     assert [found[team]["outcomes"]["won"]["share"] for team in found] == [1.0, 0.0]
     assert by_team(columns([1, 2, 3])) == {}
     assert by_team(columns([])) == {}
+
+
+def test_members_of_groups_are_not_independent_so_there_is_no_interval() -> None:
+    """Means and shares all the same: only what they are worth is not known."""
+    found = describe(columns([1, 2, 3, 4], shared_returns=[1, 1, 2, 2], outcomes=[1, 1, 0, 0], groups=[7, 7, 8, 8]))
+    for name in ("reward", "group_reward", "length"):
+        assert found[name]["interval"] is None
+    assert (found["reward"]["mean"], found["outcomes"]["won"]) == (2.5, {"share": 0.5, "interval": None, "times": 2})
+
+
+def test_many_episodes_do_not_take_long() -> None:
+    """Of more than some thousands the percentiles are taken: the other way takes the square of their number."""
+    found = spread(np.random.default_rng(1).exponential(size=20_000))
+    low, high = found["interval"]
+    assert low < found["mean"] < high
+    assert 2 * 1.8 / 20_000**0.5 < high - low < 2 * 2.1 / 20_000**0.5

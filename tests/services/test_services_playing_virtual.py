@@ -90,11 +90,13 @@ async def start(
     episodes: int,
     *,
     record: bool = True,
+    timeout_s: float = 3600.0,
     **values: Any,
 ) -> Graph:
     """An evaluation of fresh weights."""
     (spec,) = games[0].behaviors().values()
-    asked = Playing(checkpoints={"Goal": str(checkpoint(folder, spec, **values))}, episodes=episodes, record=record)
+    path = str(checkpoint(folder, spec, **values))
+    asked = Playing(checkpoints={"Goal": path}, episodes=episodes, record=record, timeout_s=timeout_s)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(services_graph, "build", partial(build, playing=asked))
         return await begin(tasks, stack, folder, games, **values)
@@ -155,6 +157,30 @@ async def test_episodes_longer_than_a_segment_and_a_budget_are_whole(tmp_path: P
     await evaluated(tmp_path, [Clocks(300, 70)], 2, buffer_size=32, horizon=8)
     assert told(tmp_path) == {1: (300, 300.0), 2: (70, 70.0)}
     assert recorded(tmp_path) == told(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_an_episode_that_never_ends_is_given_up_after_the_timeout(tmp_path: Path) -> None:
+    """The run ends; of what began later nothing counts, because short episodes would count more."""
+    await evaluated(tmp_path, [Clocks(2, 10**9)], 10, timeout_s=20)
+    assert list(told(tmp_path)) == [1]
+
+
+@pytest.mark.anyio
+async def test_an_evaluation_does_not_wait_for_ever_for_a_behavior_that_no_simulator_has(tmp_path: Path) -> None:
+    simulators = "\nsimulators: [{{name: goal}}]\n"
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 (a graph is started to fail)
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            path = str(checkpoint(tmp_path, CLOCK))
+            asked = Playing(checkpoints={"Goal": path}, episodes=3)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(services_graph, "build", partial(build, playing=asked))
+                patch.setattr(services_graph, "CONFIG", services_graph.CONFIG + simulators)
+                await begin(tasks, stack, tmp_path, [])
+            await anyio.sleep(1000)
+    error = first_failure(caught.value)
+    assert isinstance(error, ServiceError)
+    assert "no simulator with 'Goal' in 60 s" in str(error)
 
 
 @pytest.mark.anyio

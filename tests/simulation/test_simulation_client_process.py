@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from simulation_helpers import Trainer, act_for
 
+from pipeline.errors import RemoteProtocolError
 from pipeline.messages.simulator import Bye, Hello, Reset, Step
 from pipeline.simulation.goal import Goal
+from pipeline.specs import SpecError
+from services import simulator
 from services.simulator import Slow, main
 
 HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -82,6 +85,29 @@ def test_a_failure_is_one_line_and_a_status_that_says_if_another_start_may_help(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert expected in captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RemoteProtocolError("specs", got="a", expected="b", remedy="c"), 3),
+        (RemoteProtocolError("version", got="a", expected="b", remedy="c"), 3),
+        (RemoteProtocolError("timeout", got="a", expected="b", remedy="c"), 1),
+        (RemoteProtocolError("not_finite", got="a", expected="b", remedy="c"), 1),
+        (SpecError(got="a", expected="b", remedy="c"), 3),
+    ],
+    ids=lambda value: getattr(value, "code", str(value)),
+)
+def test_only_what_another_start_would_meet_again_is_final(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulator that was silent for a while, or sent a NaN once, may come back."""
+
+    def play(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(simulator, "play", play)
+    assert main(["goal", "--connect", "tcp://127.0.0.1:1"]) == status
 
 
 def test_slow_waits_at_random_and_changes_nothing_else() -> None:

@@ -15,6 +15,7 @@ from gymnasium.wrappers import TimeLimit, TransformObservation
 from pipeline.errors import SettingsError
 from pipeline.messages.simulator import BehaviorActions
 from pipeline.simulation.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from pipeline.specs import SpecError
 
 MODULE = """
 import gymnasium
@@ -160,3 +161,38 @@ def test_a_wrapper_that_needs_more_than_the_environment_is_refused() -> None:
     assert TimeLimit.__module__.startswith("gymnasium.wrappers")
     with pytest.raises(SettingsError, match=r"got environment 'CartPole-v1'.*max_episode_steps.*; expected "):
         make_gymnasium("CartPole-v1", wrappers="gymnasium.wrappers.TimeLimit")
+
+
+class Planes(gymnasium.Env[Any, Any]):
+    """An image of three cells whose values are 0..`most`."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, most: int = 1) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (1, 3, 1), np.uint8)
+        self._most = most
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.linspace(0, self._most, 3).round().astype(np.uint8).reshape(1, 3, 1), {}
+
+
+@pytest.mark.parametrize(
+    ("most", "seen"), [(1, [0, 0, 255]), (2, [0, 128, 255]), (10, [0, 128, 255]), (255, [0, 128, 255])]
+)
+def test_images_of_few_values_are_stretched_to_all_bytes(most: int, middle: int) -> None:
+    """So that a map of 0 and 1 is black and white to a network, not black and almost black."""
+    (report,) = GymnasiumGame("planes", [Planes(most)], most).reset({}, 1)
+    assert report.decisions is not None
+    assert report.decisions.observations[0].ravel().tolist() == [0, middle, 255]
+
+
+def test_an_image_brighter_than_was_said_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"with a value of 3.*at most 2, as option brightest says"):
+        GymnasiumGame("planes", [Planes(3)], 2).reset({}, 1)
+
+
+@pytest.mark.parametrize("brightest", [0, 256, 2.5, "high"])
+def test_a_brightness_that_no_byte_has_is_refused(brightest: Any) -> None:
+    with pytest.raises(SettingsError, match="a whole number from 1 to 255"):
+        make_gymnasium("CartPole-v1", brightest=brightest)
