@@ -154,7 +154,7 @@ def test_an_evaluation_plays_counts_records_and_leaves_the_run_alone(trained: Pa
 @pytest.mark.timeout(240)
 def test_in_one_process_a_bar_that_is_not_reached_is_said_by_the_exit_status(trained: Path) -> None:
     """No mean reward of this game reaches 99; what was found is written all the same."""
-    _, found = evaluated(trained, "--episodes", "5", "--at-least", "99", "--in-process", status=3)
+    _, found = evaluated(trained, "--episodes", "5", "--at-least", "99", "--in-process", status=4)
     assert found["complete"] is True
     assert found["behaviors"]["Goal"]["reward"]["max"] < 99
     _, found = evaluated(trained, "--episodes", "1", "--at-least", "-99", "--in-process")
@@ -304,7 +304,7 @@ def test_an_unknown_checkpoint_is_refused_with_those_there_are(tmp_path: Path, r
 @pytest.mark.parametrize("number", ["0", "-5"])
 def test_no_episodes_are_refused(tmp_path: Path, refused: Any, number: str) -> None:
     said = refused("evaluate", untrained(tmp_path), "--episodes", number)
-    assert f"got --episodes {number}; expected at least 1" in said
+    assert f"got --episodes {number} and --timeout 3600; expected at least 1" in said
 
 
 def test_inference_needs_a_run_and_removes_none(tmp_path: Path, refused: Any) -> None:

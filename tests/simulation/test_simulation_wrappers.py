@@ -177,9 +177,7 @@ class Planes(gymnasium.Env[Any, Any]):
         return np.linspace(0, self._most, 3).round().astype(np.uint8).reshape(1, 3, 1), {}
 
 
-@pytest.mark.parametrize(
-    ("most", "seen"), [(1, [0, 0, 255]), (2, [0, 128, 255]), (10, [0, 128, 255]), (255, [0, 128, 255])]
-)
+@pytest.mark.parametrize(("most", "middle"), [(1, 0), (2, 128), (10, 128), (255, 128)])
 def test_images_of_few_values_are_stretched_to_all_bytes(most: int, middle: int) -> None:
     """So that a map of 0 and 1 is black and white to a network, not black and almost black."""
     (report,) = GymnasiumGame("planes", [Planes(most)], most).reset({}, 1)
