@@ -14,6 +14,7 @@ from pipeline.simulation.game import Game
 _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "balance": ("pipeline.simulation.balance", "Balance"),
     "goal": ("pipeline.simulation.goal", "Goal"),
+    "rooms": ("pipeline.simulation.rooms", "Rooms"),
     "soccer": ("pipeline.simulation.soccer", "Soccer"),
     "gymnasium": ("pipeline.simulation.gymnasium", "make_gymnasium"),
     "pettingzoo": ("pipeline.simulation.pettingzoo", "make_pettingzoo"),

@@ -14,14 +14,14 @@ from pipeline.specs import BehaviorId
 
 def test_the_built_in_games_are_made_by_name() -> None:
     """Each has its own behaviors, and takes areas and options."""
-    assert NAMES == ("balance", "goal", "soccer", "gymnasium", "pettingzoo")
-    for name in ("balance", "goal", "soccer"):
+    assert NAMES == ("balance", "goal", "rooms", "soccer", "gymnasium", "pettingzoo")
+    for name in ("balance", "goal", "rooms", "soccer"):
         game = make(name, 2, behavior="Other")
         assert game.name == name
         assert {BehaviorId.parse(key).name for key in game.behaviors()} == {"Other"}
         (first, *_) = game.reset({}, 0)
         assert first.decisions is not None
-        assert first.decisions.agents.size == (4 if name == "soccer" else 2)
+        assert first.decisions.agents.size == ({"soccer": 4, "rooms": 4}.get(name, 2))
 
 
 def test_options_take_the_type_that_the_simulator_wants() -> None:
