@@ -120,7 +120,7 @@ class Rooms:
     def _hold(self) -> NDArray[np.bool_]:
         """[areas, members] Who has just taken the button, and is gone now."""
         there = self._here & (self._places == BUTTON) & ~self._open[:, None]
-        held = there & (np.cumsum(there, 1) == 1)
+        held: NDArray[np.bool_] = there & (np.cumsum(there, 1) == 1)
         self._here &= ~held
         self._open |= held.any(1)
         return held
