@@ -90,8 +90,12 @@ def play(
     def plan(sockets: Path | None) -> Topology:
         topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=own)
         (directory / "logs").mkdir(parents=True)
-        for name, path in playing.checkpoints.items():
-            _copy(Path(path), copies[name])
+        try:
+            for name, path in playing.checkpoints.items():
+                _copy(Path(path), copies[name])
+        except SettingsError:
+            shutil.rmtree(directory)
+            raise
         return topology
 
     return launch(settings, plan, notes, in_process=in_process), directory

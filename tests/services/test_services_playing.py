@@ -246,7 +246,8 @@ def test_inference_plays_until_it_is_interrupted(trained: Path) -> None:
     assert balanced(counted)
     assert counted["trained"] == counted["stale"] == counted["lost"] == 0
     assert counted["ghost"] > 100
-    assert not list(command.directory.rglob("checkpoint-*"))
+    copied = command.directory / "checkpoints" / "Goal"
+    assert [path.parent for path in command.directory.rglob("checkpoint-*")] == [copied]  # what it played, nothing new
 
 
 # ---------------------------------------------------------------- bad input
@@ -321,13 +322,24 @@ def test_inference_needs_a_run_and_removes_none(tmp_path: Path, refused: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_damaged_checkpoint_ends_an_evaluation_with_its_name(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused_by_name(trained: Path, tmp_path: Path, refused: Any) -> None:
+    """Before anything is started, and nothing is left of the attempt."""
     copy = tmp_path / "goal"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("evaluation-*", "inference-*"))
     (newest,) = (copy / "Goal").glob("checkpoint-*")
     weights = newest / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
-    command = Command("evaluate", str(copy), "--episodes", "5", "--in-process")
-    assert command.end() == 1, command.text
-    assert command.summary["status"] == "failed"
-    assert newest.name in command.summary["error"]
+    said = refused("evaluate", str(copy), "--episodes", "5", "--in-process")
+    assert newest.name in said
+    assert "damaged" in said
+    assert not list(copy.glob("evaluation-*"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_may_be_named_for_one_behavior(trained: Path, refused: Any) -> None:
+    (newest,) = (trained / "Goal").glob("checkpoint-*")
+    _, found = evaluated(trained, "--episodes", "2", "--checkpoint", f"Goal={newest.name}", "--in-process")
+    assert found["behaviors"]["Goal"]["checkpoint"].endswith(newest.name)
+    said = refused("evaluate", str(trained), "--checkpoint", f"Other={newest.name}")
+    assert "--checkpoint for ['Other']; expected one of ['Goal']" in said

@@ -24,6 +24,8 @@ def test_a_shipped_configuration_is_valid_and_can_be_trained(path: Path) -> None
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_configuration_names_the_behaviors_of_its_simulators(path: Path) -> None:
+    if path.stem.startswith("minigrid"):
+        pytest.importorskip("minigrid")
     settings = load(path)
     for simulator in settings.simulators:
         assert simulator.name is not None
