@@ -322,7 +322,6 @@ def test_inference_needs_a_run_and_removes_none(tmp_path: Path, refused: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_by_name(trained: Path, tmp_path: Path, refused: Any) -> None:
     """Before anything is started, and nothing is left of the attempt."""
     copy = tmp_path / "goal"
@@ -337,6 +336,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_checkpoint_may_be_named_for_one_behavior(trained: Path, refused: Any) -> None:
     (newest,) = (trained / "Goal").glob("checkpoint-*")
     _, found = evaluated(trained, "--episodes", "2", "--checkpoint", f"Goal={newest.name}", "--in-process")
