@@ -88,6 +88,7 @@ def play(
     run_id = f"{trained.absolute().name}-{directory.name}"
 
     def plan(sockets: Path | None) -> Topology:
+        """The topology first: where a port is not free, no folder is made."""
         topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=own)
         (directory / "logs").mkdir(parents=True)
         try:

@@ -37,6 +37,9 @@ class Player:
         learner: holds the checkpoint's weights; never updated.
         board: of the service.
         recorder: keeps episodes, if they are to be kept.
+
+    Attributes:
+        learner: as given.
     """
 
     def __init__(

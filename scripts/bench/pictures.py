@@ -55,7 +55,7 @@ class Pictures:
         return [BehaviorReport(behavior=BEHAVIOR, decisions=following, ends=last)]
 
     def close(self) -> None:
-        pass
+        """Holds nothing."""
 
     def _look(self, count: int) -> np.ndarray:
         return self._pictures[self._random.integers(0, _DRAWN, count)]
