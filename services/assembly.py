@@ -8,14 +8,16 @@ unblocked by   the next StepBatch or Cut; coordination's acknowledgement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
 
 from pipeline.assembly.assembler import Assembler, Sizes
+from pipeline.assembly.group_assembler import GroupAssembler
+from pipeline.assembly.members import Members
 from pipeline.errors import Closed
-from pipeline.messages.service import Assembled, AssemblyState, Cuts, Segments, StepBatch
+from pipeline.messages.service import Assembled, AssemblyState, BehaviorSteps, Cuts, Segments, StepBatch
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
 
@@ -28,6 +30,7 @@ class Assembly:
         self._board = board
         self._senders = senders
         self._assemblers: dict[tuple[str, str], Assembler] = {}
+        self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
         self._sources: dict[str, str] = {}
         self._cuts = Cuts(behaviors={})
         self._cut: dict[tuple[str, str], int] = {}
@@ -37,14 +40,30 @@ class Assembly:
         """Assembles a batch and sends what is finished."""
         async with self._turn:
             await self._replace(batch.source)
+            grouped = [part for part in batch.parts if self._in_groups(part.behavior)]
+            if grouped:
+                await self._take_groups(batch.source, grouped)
             for part in batch.parts:
-                new = (part.behavior, batch.source) not in self._assemblers
-                assembler = self._assembler(part.behavior, batch.source)
-                assembler.apply(part)
-                if new:  # spoken of at once, even without steps: coordination then closes what went before
-                    await self._send(part.behavior, [assembler.greeting()])
-                await self._send(part.behavior, assembler.flush())
+                if not self._in_groups(part.behavior):
+                    await self._take_part(batch.source, part)
                 await self._cut_if_due(part.behavior, batch.source)
+
+    async def _take_part(self, source: str, part: BehaviorSteps) -> None:
+        new = (part.behavior, source) not in self._assemblers
+        assembler = self._assembler(part.behavior, source)
+        assembler.apply(part)
+        if new:  # spoken of at once, even without steps: coordination then closes what went before
+            await self._send([assembler.greeting()])
+        await self._send(assembler.flush())
+
+    async def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
+        groups = self._groups.get(source)
+        if groups is None:
+            groups = self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
+        new = [part.behavior for part in parts if part.behavior not in groups.members]
+        groups.apply(parts)
+        await self._send([groups.greeting(behavior) for behavior in new])
+        await self._send(groups.flush())
 
     async def cut(self, latest: Mapping[str, Any]) -> None:
         """Coordination asked for cuts."""
@@ -53,7 +72,7 @@ class Assembly:
             return
         self._cuts = cuts
         async with self._turn:
-            for behavior, source in list(self._assemblers):
+            for behavior, source in self._held():
                 await self._cut_if_due(behavior, source)
 
     async def settle(self) -> None:
@@ -64,7 +83,7 @@ class Assembly:
     def refresh(self) -> None:
         """Brings gauges and state up to date."""
         held: dict[str, dict[str, Assembled]] = {}
-        for (behavior, source), assembler in self._assemblers.items():
+        for (behavior, source), assembler in self._held().items():
             held.setdefault(behavior, {})[source] = Assembled(
                 received=assembler.received,
                 open=assembler.open_steps,
@@ -76,22 +95,35 @@ class Assembly:
 
     # ---------------------------------------------------------------- inside
 
-    def _assembler(self, behavior: str, source: str) -> Assembler:
-        known = self._assemblers.get((behavior, source))
-        if known is not None:
-            return known
+    def _held(self) -> dict[tuple[str, str], Assembler | Members]:
+        """What is held of each behavior from each source."""
+        return self._assemblers | {
+            (behavior, source): members
+            for source, groups in self._groups.items()
+            for behavior, members in groups.members.items()
+        }
+
+    def _in_groups(self, behavior: str) -> bool:
+        """Whether the behavior's learner wants to know who shared what."""
+        run = self._context.run
+        return run.playing is None and run.settings.behaviors[behavior].trainer_type == "poca"
+
+    def _sizes(self, behavior: str) -> Sizes:
         settings = self._context.run.settings.behaviors[behavior]
-        buffer_size = settings.hyperparameters.buffer_size
         largest = self._context.run.capacities[f"segments:{behavior}"].largest
-        sizes = Sizes(
+        return Sizes(
             horizon=settings.time_horizon,
-            flush=max(1, min(buffer_size // 16, largest // 2)),
+            flush=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
             largest=largest,
             sequence=settings.network_settings.sequence_length,
         )
-        made = Assembler(behavior, source, self._context.start, sizes)
-        self._assemblers[behavior, source] = made
-        return made
+
+    def _assembler(self, behavior: str, source: str) -> Assembler:
+        known = self._assemblers.get((behavior, source))
+        if known is None:
+            known = Assembler(behavior, source, self._context.start, self._sizes(behavior))
+            self._assemblers[behavior, source] = known
+        return known
 
     async def _replace(self, source: str) -> None:
         """A stepping service that started anew ends what its former start had open."""
@@ -100,26 +132,35 @@ class Assembly:
         self._sources[name] = source
         if former is None or former == source:
             return
+        held = self._held()
+        for behavior, old in [key for key in held if key[1] == former]:
+            self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
         for behavior, old in [key for key in self._assemblers if key[1] == former]:
             assembler = self._assemblers.pop((behavior, old))
             assembler.close_all()
-            await self._send(behavior, assembler.rest())
-            self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
+            await self._send(assembler.rest())
+        groups = self._groups.pop(former, None)
+        if groups is not None:
+            groups.close_all()
+            await self._send(groups.rest())
 
     async def _cut_if_due(self, behavior: str, source: str) -> None:
         cut = self._cuts.behaviors.get(behavior)
         if cut is None or source not in cut.marks or self._cut.get((behavior, source), 0) >= cut.serial:
             return
-        assembler = self._assemblers[behavior, source]
-        if assembler.received >= cut.marks[source]:
-            self._cut[behavior, source] = cut.serial
-            await self._send(behavior, assembler.cut(cut.serial))
+        if self._held()[behavior, source].received < cut.marks[source]:
+            return
+        self._cut[behavior, source] = cut.serial
+        if self._in_groups(behavior):
+            await self._send(self._groups[source].cut(behavior, cut.serial))
+        else:
+            await self._send(self._assemblers[behavior, source].cut(cut.serial))
 
-    async def _send(self, behavior: str, messages: Iterable[Segments]) -> None:
+    async def _send(self, messages: Iterable[Segments]) -> None:
         for message in messages:
             self._note(message)
-            self._context.waiting_for = f"credit for segments of {behavior}"
-            await self._senders[behavior].put(message, len(message.log_probs))
+            self._context.waiting_for = f"credit for segments of {message.behavior}"
+            await self._senders[message.behavior].put(message, len(message.log_probs))
             self._context.waiting_for = "steps"
 
     def _note(self, message: Segments) -> None:
@@ -138,7 +179,7 @@ class Assembly:
         registry = self._context.registry
         totals: dict[str, float] = {}
         oldest: dict[str, float] = {}
-        for (name, _), assembler in self._assemblers.items():
+        for (name, _), assembler in self._held().items():
             block = assembler.block
             totals[f"open_segments/{name}"] = totals.get(f"open_segments/{name}", 0) + float(
                 (block.lengths[block.live] > 0).sum()

@@ -28,6 +28,7 @@ from pipeline.settings import Settings
 from pipeline.stepping.settings import GATHERED_STEPS
 
 RUN_FILE = "run.json"
+_LARGEST_GROUP = 1024
 _SHARES = 4  # a queue holds this many of the largest messages
 
 
@@ -238,6 +239,8 @@ def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
     found = {"steps": Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)}
     for name, behavior in settings.behaviors.items():
         steps = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
+        if behavior.trainer_type == "poca":  # a message holds at least a time of a whole group
+            steps = max(steps, _SHARES * _LARGEST_GROUP)
         capacity = Capacity(messages=limits.segments, steps=steps)
         found[f"segments:{name}"] = found[f"updates:{name}"] = capacity
     return found

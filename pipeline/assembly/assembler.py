@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from pipeline import sequences
 from pipeline.assembly.block import Block, Piece, Slots
+from pipeline.assembly.columns import cut, joined
 from pipeline.assembly.log import Lines
-from pipeline.messages.service import BehaviorSteps, Ended, Episodes, Reported, Segments
+from pipeline.assembly.notes import Account, Notes
+from pipeline.messages.service import BehaviorSteps, Ended, Reported, Segments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +50,20 @@ class Assembler:
     """
 
     def __init__(self, behavior: str, source: str, origin: str, sizes: Sizes) -> None:
-        self.behavior, self.source, self.origin = behavior, source, origin
         self._sizes = sizes
+        self._account = Account(behavior, source, origin)
+        self._notes = Notes()
         self.block = Block(min(sizes.horizon, sizes.largest))
-        self.received = 0
-        self.orphaned = 0
-        self.episodes: list[Episodes] = []
-        self._untold: list[int] = []
-        self._began: int | None = None
-        self._sequence = 0
+
+    @property
+    def received(self) -> int:
+        """Steps the source had produced by the last part that arrived."""
+        return self._account.received
+
+    @property
+    def orphaned(self) -> int:
+        """Steps that could not be recorded, because they began before this start of assembly."""
+        return self._account.orphaned
 
     @property
     def open_steps(self) -> int:
@@ -70,8 +77,7 @@ class Assembler:
 
     def apply(self, part: BehaviorSteps) -> None:
         """Takes over the steps of some wake-ups."""
-        if self._began is None:
-            self._began = self.received = part.produced_before
+        self._account.begin(part.produced_before)
         for record in (part.ended, part.joined, part.reported, part.acted):
             self.block.grow(None if record is None else record.slots)
         bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
@@ -82,9 +88,7 @@ class Assembler:
             rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
             take = self._tick if following == at + 1 else self._ticks
             found = take(part, rows, following - at)
-            total = sum(completed[at:following])
-            self.received += total
-            self.orphaned += total - found
+            self._account.count(sum(completed[at:following]), found)
             at = following
 
     def close_all(self) -> None:
@@ -112,7 +116,7 @@ class Assembler:
 
     def rest(self) -> Iterator[Segments]:
         """Messages with everything finished."""
-        if self.closed_steps or self.episodes or self._untold:
+        if self.closed_steps or self._notes:
             yield from self._messages(0, everything=True)
 
     # ---------------------------------------------------------------- one wake-up
@@ -138,7 +142,7 @@ class Assembler:
         """Applies `count` wake-ups that are alike at once. Returns how many steps they completed."""
         assert part.reported is not None
         assert part.acted is not None
-        reported, where = _cut(part.reported, rows[3]), rows[4]
+        reported, where = cut(part.reported, rows[3]), rows[4]
         n = len(reported.slots) // count
         slots, shared = reported.slots[:n], reported.group_rewards
         found = self.block.complete(slots, reported.rewards[:n], None if shared is None else shared[:n])
@@ -157,9 +161,9 @@ class Assembler:
         if part.lost is not None and lost.start < lost.stop:
             self._interrupt(part.lost[lost])
         if part.ended is not None and ended.start < ended.stop:
-            found += self._end(_cut(part.ended, ended))
+            found += self._end(cut(part.ended, ended))
         if part.joined is not None and joined.start < joined.stop:
-            self.block.join(_cut(part.joined, joined))
+            self.block.join(cut(part.joined, joined))
         decided: tuple[Slots, Lines | None] = (_NOBODY, None)
         if part.reported is not None and reported.start < reported.stop:
             done, decided = self._report(part.reported, reported)
@@ -176,7 +180,7 @@ class Assembler:
         stepped = slots[block.lengths[slots] > 0]
         if stepped.size:
             block.close(stepped, block.waiting(stepped)).interrupted[:] = True
-        self._untold += block.agents[slots].tolist()
+        self._notes.untold(block.agents[slots])
         block.free(slots)
 
     def _end(self, ended: Ended) -> int:
@@ -193,7 +197,9 @@ class Assembler:
             piece.interrupted = ended.interrupted[last]
             piece.terminated = ~piece.interrupted
             piece.group_ended = gone[stepped]
-        self._note_episodes(slots, gone, None if ended.outcomes is None else ended.outcomes[here])
+        ended_whole = slots[self._notes.told(block, slots) & gone]
+        outcomes = None if ended.outcomes is None else ended.outcomes[here]
+        self._notes.add(block, slots, outcomes, self._group_returns(ended_whole))
         block.free(slots)
         return done
 
@@ -219,27 +225,6 @@ class Assembler:
             block.close(known[full], rows[full])
             block.restart(known[full], rows[full])
         return done, (slots, rows if len(known) == len(slots) else None)
-
-    def _note_episodes(self, slots: Slots, gone: NDArray[np.bool_], outcomes: NDArray[np.float32] | None) -> None:
-        """Keeps the statistics of whole episodes; one that was joined under way tells nothing."""
-        block = self.block
-        told = block.known[slots] & (block.episode_lengths[slots] > 0)
-        self._untold += block.agents[slots[~told]].tolist()
-        if not np.count_nonzero(told):
-            return
-        whole = slots[told]
-        self.episodes.append(
-            Episodes(
-                returns=block.episode_returns[whole].astype(np.float32),
-                lengths=block.episode_lengths[whole].astype(np.int32),
-                group_returns=self._group_returns(slots[told & gone]),
-                teams=block.teams[whole],
-                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
-                agents=block.agents[whole],
-                groups=block.groups[whole],
-                shared_returns=block.episode_group_returns[whole].astype(np.float32),
-            )
-        )
 
     def _group_returns(self, last: Slots) -> NDArray[np.float32]:
         """One return for each group whose last agents are `last`.
@@ -274,30 +259,21 @@ class Assembler:
             yield self._message(pieces, serial if not block.closed else 0)
             if serial and not block.closed:
                 return
-        if serial or (everything and (self.episodes or self._untold)):
+        if serial or (everything and self._notes):
             yield self._message([], serial)
 
     def _message(self, pieces: list[Piece], serial: int) -> Segments:
         log = self.block.log
-        rows = _joined([piece.rows for piece in pieces], np.int64)
-        following = _joined([piece.following for piece in pieces], np.int64)
-        self._sequence += 1
-        episodes, self.episodes = _joined_episodes(self.episodes, self._untold), []
-        self._untold = []
-        per_segment = {name: _joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
+        rows = joined([piece.rows for piece in pieces], np.int64)
+        following = joined([piece.following for piece in pieces], np.int64)
+        per_segment = {name: joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
         return Segments(
-            behavior=self.behavior,
-            source=self.source,
-            origin=self.origin,
-            sequence=self._sequence,
-            began=self._began or 0,
-            orphaned=self.orphaned,
-            received=self.received,
+            **self._account.next_message(),
             cut=serial,
             observations=tuple(column[rows] for column in log.observations),
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
-            episodes=episodes,
+            episodes=self._notes.take(),
             carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},
             **per_segment,
@@ -320,37 +296,3 @@ _PER_SEGMENT: tuple[tuple[str, Any], ...] = (
     ("agents", np.int64),
     ("simulators", np.int32),
 )
-
-
-def _joined(columns: list[Any], dtype: Any) -> Any:
-    """One column after the other; an empty one of none."""
-    if not columns:
-        return np.empty(0, dtype)
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _joined_episodes(notes: list[Episodes], untold: list[int]) -> Episodes:
-    kinds = (
-        ("returns", np.float32),
-        ("lengths", np.int32),
-        ("group_returns", np.float32),
-        ("teams", np.int32),
-        ("outcomes", np.float32),
-        ("agents", np.int64),
-        ("shared_returns", np.float32),
-        ("groups", np.int64),
-    )
-    columns = {name: _joined([getattr(note, name) for note in notes], dtype) for name, dtype in kinds}
-    return Episodes(**columns, untold=np.array(untold, np.int64))
-
-
-def _cut(record: Any, part: slice) -> Any:
-    """Some rows of a record of columns."""
-    values: dict[str, Any] = {}
-    for name in type(record).__slots__:
-        value = getattr(record, name)
-        if isinstance(value, tuple):
-            values[name] = tuple(column[part] for column in value)
-        else:
-            values[name] = None if value is None else value[part]
-    return type(record)(**values)

@@ -6,8 +6,9 @@ the decision that waits for its outcome. All operations are on columns of slots.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +21,18 @@ Mask = NDArray[np.bool_]
 
 _FIRST_SLOTS: Final = 16
 _FIRST_STEPS: Final = 16
-_PER_SLOT: Final = (
-    "live",
-    "seen",
-    "acted",
-    "known",
-    "lengths",
-    "agents",
-    "groups",
-    "teams",
-    "simulators",
-    "episode_returns",
-    "episode_group_returns",
-    "episode_lengths",
-)
+
+
+class Kept(Protocol):
+    """Finished segments as rows of the log, which keeps these.
+
+    Attributes:
+        rows: [r] their steps.
+        following: [s] what came after each.
+    """
+
+    rows: Lines
+    following: Lines
 
 
 @dataclass(slots=True)
@@ -78,6 +77,21 @@ class Block:
     Args:
         horizon: most steps of a segment.
     """
+
+    per_slot: tuple[str, ...] = (
+        "live",
+        "seen",
+        "acted",
+        "known",
+        "lengths",
+        "agents",
+        "groups",
+        "teams",
+        "simulators",
+        "episode_returns",
+        "episode_group_returns",
+        "episode_lengths",
+    )
 
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
@@ -236,15 +250,9 @@ class Block:
 
         The caller sets the flags of the piece, and the new lengths.
         """
-        lengths = self.lengths[slots]
-        starts = np.cumsum(lengths) - lengths
-        times = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-        rows = self._path[np.repeat(slots, lengths), times]
-        self.episode_returns[slots] += np.add.reduceat(self.log.rewards[rows], starts, dtype=np.float64)
-        self.episode_group_returns[slots] += np.add.reduceat(self.log.group_rewards[rows], starts, dtype=np.float64)
-        self.episode_lengths[slots] += lengths
+        lengths, rows = self.steps_of(slots)
         piece = Piece(
-            lengths=lengths.astype(np.int32),
+            lengths=lengths,
             rows=rows,
             following=following,
             terminated=np.zeros(len(slots), bool),
@@ -258,6 +266,23 @@ class Block:
         self.closed.append(piece)
         self.closed_steps += len(rows)
         return piece
+
+    def steps_of(self, slots: Slots) -> tuple[NDArray[np.int32], Lines]:
+        """Steps in the open segments of `slots`, which now count as those of segments closed.
+
+        Returns:
+            How many each has [n], and their rows.
+        """
+        lengths = self.lengths[slots]
+        starts = np.cumsum(lengths) - lengths
+        times = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+        rows = self._path[np.repeat(slots, lengths), times]
+        stepped = lengths > 0
+        those, starts = slots[stepped], starts[stepped]
+        self.episode_returns[those] += np.add.reduceat(self.log.rewards[rows], starts, dtype=np.float64)
+        self.episode_group_returns[those] += np.add.reduceat(self.log.group_rewards[rows], starts, dtype=np.float64)
+        self.episode_lengths[slots] += lengths
+        return lengths.astype(np.int32), rows
 
     def restart(self, slots: Slots, waiting: Lines) -> None:
         """Begins new segments with the decisions in the rows `waiting`."""
@@ -295,7 +320,7 @@ class Block:
         if needed <= held:
             return
         more = max(needed, 2 * held) - held
-        for name in _PER_SLOT:
+        for name in self.per_slot:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, column.dtype)]))
         self._path = np.concatenate([self._path, np.zeros((more, self._path.shape[1]), np.int64)])
@@ -320,12 +345,16 @@ class Block:
         inside = np.arange(self._path.shape[1]) < (self.lengths + self.seen)[slots, None]
         needed = np.zeros(self.log.size, bool)
         needed[self._path[slots][inside]] = True
-        for piece in self.closed:
-            needed[piece.rows] = True
-            needed[piece.following] = True
+        for kept in self._kept():
+            needed[kept.rows] = True
+            needed[kept.following] = True
         numbers = self.log.keep(needed, room)
         moved = self._path[slots]
         moved[inside] = numbers[moved[inside]]
         self._path[slots] = moved
-        for piece in self.closed:
-            piece.rows, piece.following = numbers[piece.rows], numbers[piece.following]
+        for kept in self._kept():
+            kept.rows, kept.following = numbers[kept.rows], numbers[kept.following]
+
+    def _kept(self) -> Iterable[Kept]:
+        """Everything finished that is not sent yet."""
+        return self.closed

@@ -36,6 +36,7 @@ class StepLog:
         discrete: [rows, branches] chosen index.
         masks: [rows, choices of all branches] True = forbidden; None before the first mask.
         carried: [rows, numbers] what the agent carried to the decision; None where the network asks for nothing.
+        times: [rows] group time of the decision, where there are groups.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class StepLog:
         self.discrete: NDArray[np.int32] = np.zeros((_FIRST_ROWS, 0), np.int32)
         self.masks: NDArray[np.bool_] | None = None
         self.carried: NDArray[np.float32] | None = None
+        self.times: NDArray[np.int32] = np.zeros(_FIRST_ROWS, np.int32)
 
     def add(self, observations: tuple[AnyArray, ...]) -> int:
         """Writes what agents saw; there must be room.
@@ -118,6 +120,7 @@ class StepLog:
         self.continuous, self.discrete = moved(self.continuous), moved(self.discrete)
         self.masks = None if self.masks is None else moved(self.masks)
         self.carried = None if self.carried is None else moved(self.carried)
+        self.times = moved(self.times)
         self.size, self.capacity = len(kept), capacity
         numbers: Lines = np.cumsum(needed) - 1
         return numbers

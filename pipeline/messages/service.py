@@ -189,6 +189,79 @@ class Episodes:
     untold: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
 
+@record("mates")
+class Mates:
+    """Members of group segments that have another behavior name: what a critic is shown of them, nothing to act by.
+
+    `s` segments of members lie one after the other in `r` rows, group by group, as in `Segments`.
+
+    Attributes:
+        behavior: their name.
+        members: [g] how many there are in each group segment.
+        lengths: [s] steps of each member's segment; 0 where it has only what followed.
+        times: [r] group time of each decision.
+        next_times: [s] group time of what followed.
+        until: [s] group time from which on the member is not there.
+        observations: one [r, *shape] per observation.
+        next_observations: one [s, *shape] per observation: what followed the last step.
+        continuous: [r, continuous actions] raw sample.
+        discrete: [r, branches] chosen index.
+        next_continuous: [s, continuous actions] of what followed.
+        next_discrete: [s, branches] of what followed.
+    """
+
+    behavior: str
+    members: I32
+    lengths: I32
+    times: I32
+    next_times: I32
+    until: I32
+    observations: tuple[Observation, ...]
+    next_observations: tuple[Observation, ...]
+    continuous: F32Matrix
+    discrete: I32Matrix
+    next_continuous: F32Matrix
+    next_discrete: I32Matrix
+
+
+@record("shared")
+class Shared:
+    """What the segments of one group have in common.
+
+    A group's time advances at each wake-up in which any of its members decides or ends. A group segment covers `span`
+    of these times, 0 to span - 1, for all its members together; what followed is at time `span`. Row i of a member is
+    its last decision from its own time on, up to that of row i + 1 or of what followed; that one is its last decision
+    from there until `until`. So who is there at a time, and what it saw and did last, is an arithmetic on these
+    columns: nothing is stored once per member and mate.
+
+    Attributes:
+        numbers: [g] number of the group's life, unique within the origin.
+        spans: [g] group times.
+        members: [g] how many of the segments in `Segments` belong to each, in their order.
+        ended: [g] nobody is left.
+        rewards: [sum of spans] what all members earned between each time and the next: their own rewards, and the
+            group's once.
+        times: [r] group time of each decision.
+        next_times: [s] group time of what followed: `span`, or before it where that decision is still under way.
+        until: [s] group time from which on the member is not there; span + 1 where it still is.
+        next_continuous: [s, continuous actions] raw sample of the decision that followed; without meaning at `span`.
+        next_discrete: [s, branches] likewise.
+        mates: members of other behavior names, by name.
+    """
+
+    numbers: I64
+    spans: I32
+    members: I32
+    ended: Flags
+    rewards: F32
+    times: I32
+    next_times: I32
+    until: I32
+    next_continuous: F32Matrix
+    next_discrete: I32Matrix
+    mates: tuple[Mates, ...] = ()
+
+
 @record("segments")
 class Segments:
     """Finished segments of one behavior name from one source.
@@ -204,7 +277,7 @@ class Segments:
         orphaned: steps this origin could not record since its start, because they began before it.
         received: steps the source had produced by the last part that arrived, still open ones included.
         cut: serial of the cut that these segments complete, else 0. Sent even when empty.
-        lengths: [s] steps of each segment.
+        lengths: [s] steps of each segment; 0 only in a group segment, for a member that has only what followed.
         observations: one [r, *shape] per observation, seen at the decision.
         next_observations: one [s, *shape] per observation: what followed the last step.
         continuous: [r, continuous actions] raw sample.
@@ -223,7 +296,9 @@ class Segments:
         simulators: [s] connection number of the simulator.
         episodes: what ended since the last message.
         carried: [q, numbers carried] what the agent carried to the first step of each sequence: a segment's first step,
-            and every `sequence_length` steps from there; None where the network asks for nothing.
+            and every `sequence_length` steps from there, in a group segment every `sequence_length` group times;
+            None where the network asks for nothing.
+        shared: how the segments form those of groups; None where the learner does not ask for groups.
     """
 
     behavior: str
@@ -253,6 +328,7 @@ class Segments:
     simulators: I32
     episodes: Episodes
     carried: F32Matrix | None = None
+    shared: Shared | None = None
 
 
 # ---------------------------------------------------------------- boards

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.networks.images import draw
-from pipeline.networks.limits import HEADS
+from pipeline.networks.attention import ResidualAttention, draw_linear, mean_of
 
 
 class EntityEncoder(nn.Module):
@@ -32,13 +30,8 @@ class EntityEncoder(nn.Module):
     def __init__(self, sizes: tuple[int, ...], own: int, units: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Linear(size + own, units) for size in sizes)
-        self.before = nn.LayerNorm(units)
-        self.project = nn.Linear(units, 3 * units)
-        self.merge = nn.Linear(units, units)
-        self.after = nn.LayerNorm(units)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                draw(module, 1.0, generator)
+        self.attention = ResidualAttention(units)
+        draw_linear(self, generator)
 
     def forward(self, lists: list[Tensor], own_BS: Tensor) -> Tensor:
         """Features, [B, U].
@@ -55,14 +48,4 @@ class EntityEncoder(nn.Module):
             1,
         )
         here_BN = torch.cat([one_BNE.any(2) for one_BNE in lists], 1)
-        inputs_BNU = self.before(embedded_BNU)
-        parts = self.project(inputs_BNU).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        # Where nobody is there, all are attended to: a softmax over nothing is not a number. The mean leaves them out.
-        seen_B1N = (here_BN | ~here_BN.any(1, keepdim=True)).unsqueeze(1)
-        attended_BHNu = scaled_dot_product_attention(
-            parts[0], parts[1], parts[2], attn_mask=seen_B1N.unsqueeze(1).expand(-1, -1, here_BN.shape[1], -1)
-        )
-        result_BNU = self.after(inputs_BNU + self.merge(attended_BHNu.transpose(1, 2).flatten(2)))
-        weights_BN = here_BN.to(result_BNU.dtype)
-        weights_BN = weights_BN / weights_BN.sum(1, keepdim=True).clamp(min=1)
-        return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
+        return mean_of(self.attention(embedded_BNU, here_BN), here_BN)

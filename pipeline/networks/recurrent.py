@@ -61,8 +61,46 @@ class Layout:
         self.by_number = torch.from_numpy(np.argsort(by_length_Q, kind="stable"))
 
 
+class Memory(nn.LSTM):
+    """A long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gates of Gers et al. 2000).
+
+    Args:
+        units: U.
+        memory: M.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(self, units: int, memory: int, generator: torch.Generator) -> None:
+        super().__init__(units, memory // 2)
+        with torch.no_grad():
+            parameters = dict(self.named_parameters())
+            for name in ("weight_ih_l0", "weight_hh_l0"):
+                parameters[name].normal_(0.0, 1 / math.sqrt(parameters[name].shape[1]), generator=generator)
+            for name in ("bias_ih_l0", "bias_hh_l0"):
+                parameters[name].zero_()
+            parameters["bias_ih_l0"][memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
+
+    def through(self, hidden_BU: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
+        """Goes through sequences.
+
+        Args:
+            hidden_BU: inputs, one sequence after the other.
+            layout: of the sequences.
+            memory_QM: before the first row of each.
+
+        Returns:
+            Hidden states [B, M / 2] in the order of the rows, and the memory after each sequence, [Q, M].
+        """
+        before = [half.unsqueeze(0) for half in memory_QM.index_select(0, layout.by_length).chunk(2, 1)]
+        # PyTorch has no type for a packed sequence that was not packed by itself.
+        packed = PackedSequence(hidden_BU.index_select(0, layout.order), layout.sizes)
+        outputs, after = self(packed, (before[0].contiguous(), before[1].contiguous()))
+        after_QM = torch.cat([half[0] for half in after], 1).index_select(0, layout.by_number)
+        return outputs.data.index_select(0, layout.inverse), after_QM
+
+
 class Recurrent(nn.Module):
-    """A long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gates of Gers et al. 2000) on a trunk.
+    """A recurrent layer on a trunk, and a linear layer of outputs.
 
     Args:
         trunk: from features [B, F] to what the last hidden layer sums up, [B, U].
@@ -86,17 +124,11 @@ class Recurrent(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.output = "head"
-        self.lstm = nn.LSTM(units, memory // 2)
         self.head = nn.Linear(memory // 2, len(output_gains))
         draw(self.head, 1.0, generator)
         with torch.no_grad():
             self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
-            parameters = dict(self.lstm.named_parameters())
-            for name in ("weight_ih_l0", "weight_hh_l0"):
-                parameters[name].normal_(0.0, 1 / math.sqrt(parameters[name].shape[1]), generator=generator)
-            for name in ("bias_ih_l0", "bias_hh_l0"):
-                parameters[name].zero_()
-            parameters["bias_ih_l0"][memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
+        self.lstm = Memory(units, memory, generator)
 
     def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> Tensor:
         """Outputs, [B, O]; arguments as `run`."""
@@ -113,13 +145,8 @@ class Recurrent(nn.Module):
         Returns:
             Outputs [B, O] in the order of the rows, and the memory after the last row of each sequence, [Q, M].
         """
-        hidden_BU = silu(self.trunk(rows_BF)).index_select(0, layout.order)
-        before = [half.unsqueeze(0) for half in memory_QM.index_select(0, layout.by_length).chunk(2, 1)]
-        # PyTorch has no type for a packed sequence that was not packed by itself.
-        packed = PackedSequence(hidden_BU, layout.sizes)
-        outputs, after = self.lstm(packed, (before[0].contiguous(), before[1].contiguous()))
-        after_QM = torch.cat([half[0] for half in after], 1).index_select(0, layout.by_number)
-        return self.head(outputs.data.index_select(0, layout.inverse)), after_QM
+        outputs, after_QM = self.lstm.through(silu(self.trunk(rows_BF)), layout, memory_QM)
+        return self.head(outputs), after_QM
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The first `outputs`, or all, as a plain function of one row per agent, of a copy of the present weights.

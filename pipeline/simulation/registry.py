@@ -13,7 +13,9 @@ from pipeline.simulation.game import Game
 
 _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "balance": ("pipeline.simulation.balance", "Balance"),
+    "crowd": ("pipeline.simulation.crowd", "Crowd"),
     "goal": ("pipeline.simulation.goal", "Goal"),
+    "goals": ("pipeline.simulation.goals", "Goals"),
     "rooms": ("pipeline.simulation.rooms", "Rooms"),
     "soccer": ("pipeline.simulation.soccer", "Soccer"),
     "gymnasium": ("pipeline.simulation.gymnasium", "make_gymnasium"),

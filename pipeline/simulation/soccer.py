@@ -1,19 +1,22 @@
 """Soccer: two teams of two on a walled pitch with a ball.
 
-Rules and reports are here, the motion is in `soccer_physics.py`. Team 0 attacks +x, team 1 attacks
--x; everything an agent sees is turned into its own view, so that one policy plays both sides.
+Rules and reports are here, the motion is in `soccer_physics.py`, a team that does not learn in
+`soccer_script.py`. Team 0 attacks +x, team 1 attacks -x; everything an agent sees is turned into its
+own view, so that one policy plays both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import SettingsError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from pipeline.simulation.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Pitch
+from pipeline.simulation.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Float, Pitch
+from pipeline.simulation.soccer_script import scripted, still
 from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 
 MAX_STEPS: Final = 500
@@ -23,6 +26,11 @@ BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
 _TEAMS: Final = (0, 1)
+_MOVED_BY: Final[Mapping[str, Callable[[Pitch], Float] | None]] = {
+    "learning": None,
+    "scripted": scripted,
+    "still": still,
+}
 _MATES: Final = np.array([1, 0, 3, 2])
 _RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
 _ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
@@ -47,12 +55,22 @@ class Soccer:
     Args:
         areas: pitches side by side.
         behavior: name of the behavior.
+        rivals: who plays team 1. `learning`: the trainer. Otherwise only team 0 is reported, and team 1 is moved here:
+            `scripted`, the player nearest to the ball drives it to the other goal, the other one keeps; `still`, both
+            stand.
+
+    Raises:
+        SettingsError: `rivals` is none of these.
     """
 
     name = "soccer"
 
-    def __init__(self, areas: int = 1, behavior: str = "Soccer") -> None:
-        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in _TEAMS]
+    def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning") -> None:
+        if rivals not in _MOVED_BY:
+            raise SettingsError(f"got rivals={rivals!r}; expected {', '.join(_MOVED_BY)}; correct {rivals!r}")
+        self._rivals = _MOVED_BY[rivals]
+        teams = _TEAMS if self._rivals is None else _TEAMS[:1]
+        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
         self._areas = np.arange(areas, dtype=np.int64)
         self._agents = (4 * self._areas[:, None] + np.arange(PLAYERS)).astype(np.int64)
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
@@ -63,7 +81,7 @@ class Soccer:
         self._touch_reward = 0.0
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior name with two teams."""
+        """One behavior name with two teams, or team 0 alone."""
         view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
         spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
         return dict.fromkeys(self._ids, spec)
@@ -108,6 +126,8 @@ class Soccer:
         """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""
         chosen = [actions[key].discrete.reshape(-1, 2, 3) for key in self._ids]
         moves = _LEFT_RIGHT[np.concatenate(chosen, 1)]
+        if self._rivals is not None:
+            moves = np.concatenate([moves, self._rivals(self._pitch)], 1)
         return moves[..., 0], moves[..., 1], moves[..., 2]
 
     def _observe(self) -> NDArray[np.float32]:

@@ -111,8 +111,8 @@ def slow_entities(encoder, lists, own):
         (embed, row) for embed, rows in zip(encoder.embeddings, lists, strict=True) for row in rows if row.any()
     ]
     if not entities:
-        return torch.zeros(encoder.merge.out_features, dtype=own.dtype)
-    inputs = [encoder.before(embed(torch.cat([row, own]))) for embed, row in entities]
+        return torch.zeros(encoder.attention.merge.out_features, dtype=own.dtype)
+    inputs = [encoder.attention.before(embed(torch.cat([row, own]))) for embed, row in entities]
     units = len(inputs[0])
     size = units // HEADS
     results = []
@@ -120,12 +120,12 @@ def slow_entities(encoder, lists, own):
         attended = []
         for head in range(HEADS):
             part = slice(head * size, (head + 1) * size)
-            query = encoder.project(one)[:units][part]
-            keys = [encoder.project(other)[units : 2 * units][part] for other in inputs]
-            values = [encoder.project(other)[2 * units :][part] for other in inputs]
+            query = encoder.attention.project(one)[:units][part]
+            keys = [encoder.attention.project(other)[units : 2 * units][part] for other in inputs]
+            values = [encoder.attention.project(other)[2 * units :][part] for other in inputs]
             scores = torch.stack([query @ key / math.sqrt(size) for key in keys]).softmax(0)
             attended.append(sum(score * value for score, value in zip(scores, values, strict=True)))
-        results.append(encoder.after(one + encoder.merge(torch.cat(attended))))
+        results.append(encoder.attention.after(one + encoder.attention.merge(torch.cat(attended))))
     return sum(results) / len(results)
 
 

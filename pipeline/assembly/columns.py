@@ -1,0 +1,27 @@
+"""Columns put together and taken apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def joined(columns: list[Any], dtype: Any) -> Any:
+    """One column after the other; an empty one of none."""
+    if not columns:
+        return np.empty(0, dtype)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def cut(record: Any, part: slice | NDArray[Any]) -> Any:
+    """Some rows of a record of columns."""
+    values: dict[str, Any] = {}
+    for name in type(record).__slots__:
+        value = getattr(record, name)
+        if isinstance(value, tuple):
+            values[name] = tuple(column[part] for column in value)
+        else:
+            values[name] = None if value is None else value[part]
+    return type(record)(**values)

@@ -1,0 +1,457 @@
+"""Steps of all members of one source's groups in, finished group segments out.
+
+A group's segment closes when it has `time_horizon` group times, when nobody is left, when its simulator goes away, or
+when a cut asks for it: for all its members together, whatever their behavior names, because they share what they earn.
+An agent without a group is a group of its own.
+
+What leaves together was closed together: whatever is finished is sent for all behavior names at once, so the rows that
+they show each other are still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.assembly.assembler import Sizes
+from pipeline.assembly.block import Slots
+from pipeline.assembly.columns import cut as part_of
+from pipeline.assembly.groups import Closed, Earned, Groups, Mask, Places, Stays
+from pipeline.assembly.log import Lines
+from pipeline.assembly.members import Happened, Members, observations
+from pipeline.assembly.notes import Account
+from pipeline.errors import ServiceError
+from pipeline.messages.service import BehaviorSteps, Ended, Joined, Mates, Reported, Segments, Shared
+
+_NOBODY: Slots = np.empty(0, np.int32)
+
+
+class GroupAssembler:
+    """Open and finished group segments of one source.
+
+    Args:
+        source: start of the stepping process.
+        origin: this start of assembly.
+        sizes: of each behavior name, how its segments are cut and sent.
+    """
+
+    def __init__(self, source: str, origin: str, sizes: Callable[[str], Sizes]) -> None:
+        self._source, self._origin, self._sizes = source, origin, sizes
+        self._largest: dict[str, int] = {}
+        self._groups = Groups()
+        self._closed: list[Closed] = []
+        self.members: dict[str, Members] = {}
+
+    def of(self, behavior: str) -> Members:
+        """The members of a behavior name, of which there may be none yet."""
+        if behavior not in self.members:
+            sizes = self._sizes(behavior)
+            self._largest[behavior] = sizes.largest
+            self.members[behavior] = Members(
+                len(self.members),
+                Account(behavior, self._source, self._origin),
+                horizon=min(sizes.horizon, sizes.largest),
+                flush=sizes.flush,
+                sequence=sizes.sequence,
+            )
+        return self.members[behavior]
+
+    def apply(self, parts: Sequence[BehaviorSteps]) -> None:
+        """Takes over the steps of some wake-ups, of several behavior names at most once each."""
+        ticks: dict[int, dict[str, Happened]] = {}
+        for part in parts:
+            members = self.of(part.behavior)
+            members.account.begin(part.produced_before)
+            for record in (part.ended, part.joined, part.reported, part.acted):
+                members.block.grow(None if record is None else record.slots)
+            for number, happened in zip(part.ticks.tolist(), _ticks(part), strict=True):
+                ticks.setdefault(number, {})[part.behavior] = happened
+        for _, tick in sorted(ticks.items()):
+            self._tick({self.members[behavior]: happened for behavior, happened in tick.items()})
+
+    def close_all(self) -> None:
+        """The source is gone: everything open is interrupted, every agent is gone."""
+        self._lose({one: np.flatnonzero(one.block.live).astype(np.int32) for one in self.members.values()})
+
+    def cut(self, behavior: str, serial: int) -> Iterator[Segments]:
+        """Closes every open group segment in which the behavior name has members, without ending it, and sends all.
+
+        The last message of the behavior name carries `serial`.
+        """
+        block = self.of(behavior).block
+        touched = [block.places[block.live & block.seen], *(stays.groups for stays in block.departed)]
+        places = np.unique(np.concatenate(touched))
+        self._close(places[self._groups.times[places] > 1])
+        yield from self._messages(behavior, serial)
+
+    def flush(self) -> Iterator[Segments]:
+        """Messages of all behavior names, when one of them has enough that is worth sending."""
+        if any(one.closed_steps >= one.flush for one in self.members.values()):
+            yield from self._messages()
+
+    def greeting(self, behavior: str) -> Segments:
+        """An empty message, so that its reader hears of this source before its first segment."""
+        return self._message(behavior, None, 0)
+
+    def rest(self) -> Iterator[Segments]:
+        """Messages with everything finished."""
+        yield from self._messages()
+
+    # ---------------------------------------------------------------- one wake-up
+
+    def _tick(self, tick: Mapping[Members, Happened]) -> None:
+        """Applies one wake-up of all behavior names.
+
+        Outcomes belong to the time before; then who ended leaves, who came enters, and a new time begins for every
+        group of which somebody ended or decides.
+        """
+        self._lose({one: happened.lost for one, happened in tick.items() if happened.lost.size})
+        self._earn(tick)
+        going_on = self._leave(tick)
+        moved = {one: self._join(one, happened.joined) for one, happened in tick.items() if happened.joined is not None}
+        self._advance(tick, going_on, moved)
+        for one, happened in tick.items():
+            self._decide(one, happened, moved.get(one, _NOBODY))
+            one.account.count(happened.completed, one.found)
+        self._close_full()
+
+    def _earn(self, tick: Mapping[Members, Happened]) -> None:
+        """Writes the outcomes of the steps under way, and credits their groups."""
+        earned = []
+        for one, happened in tick.items():
+            one.found, block = 0, one.block
+            for report in (happened.ended, happened.reported):
+                if report is None:
+                    continue
+                pending = block.acted[report.slots]
+                slots, shared = report.slots[pending], report.group_rewards
+                places = block.places[slots]
+                earned.append(
+                    Earned(
+                        places,
+                        report.rewards[pending],
+                        None if shared is None else shared[pending],
+                        block.totals[slots],
+                    )
+                )
+                one.found += block.complete(report.slots, report.rewards, shared)
+        self._groups.earn(earned)
+
+    def _leave(self, tick: Mapping[Members, Happened]) -> Places:
+        """Lets members go that ended; closes the groups of which nobody is left. Returns where others are left."""
+        left = []
+        gone: dict[Members, tuple[Slots, Ended]] = {}
+        for one, happened in tick.items():
+            if happened.ended is None:
+                continue
+            block, ended = one.block, happened.ended
+            here = np.flatnonzero(block.live[ended.slots])
+            slots = ended.slots[here]
+            gone[one] = slots, part_of(ended, here)
+            left.append(block.places[slots])
+            np.subtract.at(self._groups.live, block.places[slots], 1)
+        if not left:
+            return np.empty(0, np.int64)
+        places: Places = np.unique(np.concatenate(left))
+        over = self._groups.live[places] == 0
+        for one, (slots, ended) in gone.items():
+            self._depart(one, slots, ended)
+        self._note(gone)
+        self._close(places[over & (self._groups.times[places] > 0)], self._groups.times, ended=True)
+        self._groups.free(places[over])
+        others: Places = places[~over]
+        return others
+
+    def _depart(self, one: Members, slots: Slots, ended: Ended) -> None:
+        """Keeps the segments of members that ended, until their groups close theirs."""
+        block, groups = one.block, self._groups
+        stepped = np.flatnonzero(block.lengths[slots] > 0)
+        those = slots[stepped]
+        if not those.size:
+            return
+        places = block.places[those]
+        following = block.append(observations(list(ended.observations), stepped))
+        now = groups.times[places]
+        block.log.times[following] = now
+        # The last of a group that were cut are shown once more where the group's return is bootstrapped.
+        shown = ended.interrupted[stepped] & (groups.live[places] == 0)
+        stays = block.stays(those, following, now + shown)
+        stays.interrupted = ended.interrupted[stepped]
+        stays.terminated = ~stays.interrupted
+        block.departed.append(stays)
+
+    def _note(self, gone: Mapping[Members, tuple[Slots, Ended]]) -> None:
+        """Keeps the statistics of episodes that ended, a group's once for each behavior name that it had."""
+        groups = self._groups
+        touched = [one.block.places[slots[one.block.groups[slots] != 0]] for one, (slots, _) in gone.items()]
+        places = np.unique(np.concatenate(touched))
+        over = places[(groups.live[places] == 0) & groups.known[places] & (groups.times[places] > 0)]
+        for one in self.members.values():
+            slots, ended = gone.get(one, (_NOBODY, None))
+            own = over[groups.names[over] >> one.number & 1 > 0]
+            outcomes = None if ended is None else ended.outcomes
+            one.notes.add(one.block, slots, outcomes, groups.totals[own].astype(np.float32))
+            one.block.free(slots)
+
+    def _join(self, one: Members, joined: Joined) -> Slots:
+        """Gives slots and places to new members; returns the slots of those that go on in another group."""
+        block, groups = one.block, self._groups
+        slots = joined.slots
+        here = block.live[slots] & (block.agents[slots] == joined.agents)
+        moved: Slots = slots[here & (block.groups[slots] != joined.groups)]
+        new = np.flatnonzero(~here)
+        block.join(joined)
+        places = groups.find(self._keys(one, joined.groups[new], joined.agents[new]))
+        block.places[slots[new]] = places
+        groups.enter(places, one.number, one.horizon, joined.fresh[new])
+        return moved
+
+    def _advance(self, tick: Mapping[Members, Happened], going_on: Places, moved: Mapping[Members, Slots]) -> None:
+        """Begins a new time in every group of which somebody ended or decides."""
+        touched = [going_on]
+        for one, happened in tick.items():
+            block = one.block
+            if happened.reported is not None:
+                slots = happened.reported.slots
+                touched.append(block.places[slots[block.live[slots]]])
+            if (slots := moved.get(one, _NOBODY)).size:  # here too, in the groups that they come to
+                touched.append(self._groups.find(self._keys(one, block.groups[slots], block.agents[slots])))
+        self._groups.advance(np.unique(np.concatenate(touched)))
+
+    def _decide(self, one: Members, happened: Happened, moved: Slots) -> None:
+        """Writes what members see and do."""
+        block, reported = one.block, happened.reported
+        decided: tuple[Slots, Lines | None] = (_NOBODY, None)
+        if reported is not None:
+            known, rows = block.observe(reported.slots, reported.observations)
+            places = block.places[known]
+            block.log.times[rows] = self._groups.times[places] - 1
+            block.totals[known] = self._groups.totals[places]
+            decided = (reported.slots, rows if len(known) == len(reported.slots) else None)
+        if moved.size:
+            self._move(one, moved)
+        acted = happened.part.acted
+        if acted is not None and happened.acted.start < happened.acted.stop:
+            if acted.slots is not None:
+                decided = (acted.slots[happened.acted], None)
+            block.act(acted, happened.acted, *decided)
+
+    def _move(self, one: Members, slots: Slots) -> None:
+        """Members go on in another group, with the decision that they wait with."""
+        block, groups = one.block, self._groups
+        before = block.places[slots]
+        waiting = block.waiting(slots)
+        np.subtract.at(groups.live, before, 1)
+        dissolved = groups.live[before] == 0
+        # Nobody is left in a group that dissolves: its return is bootstrapped with what its last member sees now.
+        stays = block.stays(slots, waiting, groups.times[before] - 1 + dissolved)
+        block.departed.append(stays.pick(np.flatnonzero(stays.lengths)))
+        block.restart(slots, waiting)
+        places = groups.find(self._keys(one, block.groups[slots], block.agents[slots]))
+        block.places[slots] = places
+        block.totals[slots] = groups.totals[places]
+        block.log.times[waiting] = groups.times[places] - 1
+        groups.enter(places, one.number, one.horizon, np.zeros(len(slots), bool))
+        over = np.unique(before[dissolved])
+        self._close(over[groups.times[over] > 1], ended=True)
+        groups.free(over)
+
+    def _lose(self, lost: Mapping[Members, Slots]) -> None:
+        """The simulator of these slots went away: whatever is open there is interrupted."""
+        groups = self._groups
+        masks: dict[Members, Mask] = {}
+        touched = [np.empty(0, np.int64)]
+        for one, slots in lost.items():
+            block = one.block
+            masks[one] = np.zeros(len(block.live), bool)
+            masks[one][slots[slots < len(block.live)]] = True
+            masks[one] &= block.live
+            touched.append(block.places[masks[one]])
+        places = np.unique(np.concatenate(touched))
+        self._close(places[groups.times[places] > 1], ended=True, lost=masks)
+        for one, mask in masks.items():
+            slots = np.flatnonzero(mask).astype(np.int32)
+            one.notes.untold(one.block.agents[slots])
+            np.subtract.at(groups.live, one.block.places[slots], 1)
+            one.block.free(slots)
+        groups.free(places[groups.live[places] == 0])
+
+    # ---------------------------------------------------------------- closing
+
+    def _close_full(self) -> None:
+        """Finishes group segments that have reached the horizon, or that would not fit into a message soon."""
+        groups, largest = self._groups, min(self._largest.values())
+        spans = groups.times - 1
+        full = (spans >= groups.horizons) | (groups.stayed * (spans + 1) > largest)
+        self._close(np.flatnonzero(full & (groups.live > 0) & (spans > 0)))
+
+    def _close(
+        self,
+        places: Places,
+        spans: NDArray[np.int64] | None = None,
+        *,
+        ended: bool = False,
+        lost: Mapping[Members, Mask] | None = None,
+    ) -> None:
+        """Finishes the segments of groups.
+
+        Args:
+            places: [g] of the groups, each with a time before the present one.
+            spans: [places] group times of each; None where the present time has begun: all but that one.
+            ended: nobody is left after it.
+            lost: by behavior name, slots whose simulator went away.
+        """
+        if not places.size:
+            return
+        groups = self._groups
+        covered = (groups.times - 1 if spans is None else spans)[places]
+        rank = np.full(len(groups.live), -1, np.int64)
+        rank[places] = np.arange(len(places))
+        stays = {}
+        for behavior, one in self.members.items():
+            gone = None if lost is None else lost.get(one)
+            own = one.block.collect(rank, covered, np.zeros(len(one.block.live), bool) if gone is None else gone)
+            if own is not None:
+                stays[behavior] = own
+                one.closed_steps += len(own.rows)
+        rewards = groups.rewards(places, covered)
+        self._closed.append(
+            Closed(groups.numbers[places], covered.astype(np.int32), np.full(len(places), ended), rewards, stays)
+        )
+        groups.restart(places)
+
+    def _keys(self, one: Members, groups: NDArray[np.int64], agents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n] What tells groups apart: their key, or a number of its own for an agent without a group."""
+        return np.where(groups != 0, groups, -1 - (agents * 256 + one.number))
+
+    # ---------------------------------------------------------------- messages
+
+    def _messages(self, behavior: str = "", serial: int = 0) -> Iterator[Segments]:
+        """Everything finished; the last message of `behavior`, which may be empty, carries `serial`."""
+        closed = Closed.concatenate(self._closed) if self._closed else None
+        self._closed = []
+        for name, one in self.members.items():
+            own: list[Closed | None] = [] if closed is None else list(self._divided(name, closed))
+            if not own and (one.notes or (serial and name == behavior)):
+                own = [None]
+            for at, piece in enumerate(own, 1):
+                yield self._message(name, piece, serial if name == behavior and at == len(own) else 0)
+            one.closed_steps = 0
+        for one in self.members.values():
+            one.block.closed_stays = []
+
+    def _divided(self, behavior: str, closed: Closed) -> Iterator[Closed]:
+        """The group segments in which a behavior name has steps, as many at a time as fit into a message."""
+        own = np.flatnonzero(closed.steps(behavior))
+        sizes = np.sum([closed.steps(name) for name in self.members], axis=0)[own]
+        largest, start, size = self._largest[behavior], 0, 0
+        for at, steps in enumerate(sizes.tolist()):
+            if steps > largest:
+                raise ServiceError(
+                    f"got {steps} steps of one group at once for {behavior}; expected at most {largest}; "
+                    "raise hyperparameters.buffer_size, or form smaller groups"
+                )
+            if size + steps > largest:
+                yield closed.pick(own[start:at])
+                start, size = at, 0
+            size += steps
+        if start < len(own):
+            yield closed.pick(own[start:])
+
+    def _message(self, behavior: str, closed: Closed | None, serial: int) -> Segments:
+        one = self.of(behavior)
+        log = one.block.log
+        if closed is None:
+            nothing = np.empty(0, np.int64)
+            closed = Closed(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
+        own = closed.stays.get(behavior) or _no_stays()
+        ending = np.repeat(closed.ended, np.bincount(own.groups, minlength=len(closed.numbers)))
+        rows, times = own.rows, log.times[own.rows]
+        return Segments(
+            **one.account.next_message(),
+            cut=serial,
+            lengths=own.lengths,
+            observations=observations(log.observations, rows),
+            next_observations=observations(log.observations, own.following),
+            masks=None if log.masks is None else log.masks[rows],
+            terminated=own.terminated,
+            interrupted=own.interrupted,
+            group_ended=ending,
+            teams=own.teams,
+            groups=own.keys,
+            agents=own.agents,
+            simulators=own.simulators,
+            episodes=one.notes.take(),
+            carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
+            shared=Shared(
+                numbers=closed.numbers,
+                spans=closed.spans,
+                ended=closed.ended,
+                rewards=closed.rewards,
+                mates=tuple(self._mates(name, closed) for name in closed.stays if name != behavior),
+                **_shown(one, own, len(closed.numbers)),
+            ),
+            **{name: getattr(log, name)[rows] for name in _PER_ROW},
+        )
+
+    def _mates(self, behavior: str, closed: Closed) -> Mates:
+        one, own = self.members[behavior], closed.stays[behavior]
+        log = one.block.log
+        return Mates(
+            behavior=behavior,
+            lengths=own.lengths,
+            observations=observations(log.observations, own.rows),
+            next_observations=observations(log.observations, own.following),
+            continuous=log.continuous[own.rows],
+            discrete=log.discrete[own.rows],
+            **_shown(one, own, len(closed.numbers)),
+        )
+
+
+_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
+
+
+def _shown(one: Members, own: Stays, groups: int) -> dict[str, Any]:
+    """The columns that `Shared` and `Mates` have in common."""
+    log = one.block.log
+    return {
+        "members": np.bincount(own.groups, minlength=groups).astype(np.int32),
+        "times": log.times[own.rows],
+        "next_times": own.next_times,
+        "until": own.until,
+        "next_continuous": log.continuous[own.following],
+        "next_discrete": log.discrete[own.following],
+    }
+
+
+def _no_stays() -> Stays:
+    nothing = np.empty(0, np.int64)
+    numbers, flags = nothing.astype(np.int32), nothing > 0
+    return Stays(nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers)
+
+
+def _ticks(part: BehaviorSteps) -> Iterator[Happened]:
+    """The wake-ups of a record, one by one."""
+    bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
+    records = (part.lost, part.ended, part.joined, part.reported, part.acted)
+    for at, completed in enumerate(part.completed.tolist()):
+        lost, ended, joined, reported, acted = (
+            slice(start, stop) if record is not None else slice(0)
+            for start, stop, record in zip(bounds[at], bounds[at + 1], records, strict=True)
+        )
+        yield Happened(
+            part=part,
+            lost=_NOBODY if part.lost is None else part.lost[lost],
+            ended=_some(part.ended, ended),
+            joined=_some(part.joined, joined),
+            reported=_some(part.reported, reported),
+            acted=acted,
+            completed=completed,
+        )
+
+
+def _some(record: Ended | Joined | Reported | None, rows: slice) -> Any:
+    return None if record is None or rows.start == rows.stop else part_of(record, rows)

@@ -1,0 +1,123 @@
+"""What is kept of a behavior's steps beside the steps: how many there were, and the episodes that ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.assembly.block import Block, Slots
+from pipeline.assembly.columns import joined
+from pipeline.messages.service import Episodes
+
+_KINDS: Final[tuple[tuple[str, Any], ...]] = (
+    ("returns", np.float32),
+    ("lengths", np.int32),
+    ("group_returns", np.float32),
+    ("teams", np.int32),
+    ("outcomes", np.float32),
+    ("agents", np.int64),
+    ("shared_returns", np.float32),
+    ("groups", np.int64),
+)
+
+
+@dataclass(slots=True)
+class Account:
+    """Counts of one behavior from one source, as `Segments` tell them.
+
+    Attributes:
+        behavior: name.
+        source: start of the stepping process.
+        origin: this start of assembly.
+    """
+
+    behavior: str
+    source: str
+    origin: str
+    began: int | None = None
+    received: int = 0
+    orphaned: int = 0
+    sequence: int = 0
+
+    def begin(self, produced_before: int) -> None:
+        """The first part has come."""
+        if self.began is None:
+            self.began = self.received = produced_before
+
+    def count(self, completed: int, found: int) -> None:
+        """Steps that a part completes, and how many of them could be recorded."""
+        self.received += completed
+        self.orphaned += completed - found
+
+    def next_message(self) -> dict[str, Any]:
+        """What the next message says of itself."""
+        self.sequence += 1
+        return {
+            "behavior": self.behavior,
+            "source": self.source,
+            "origin": self.origin,
+            "sequence": self.sequence,
+            "began": self.began or 0,
+            "orphaned": self.orphaned,
+            "received": self.received,
+        }
+
+
+class Notes:
+    """Episodes that ended since the last message."""
+
+    def __init__(self) -> None:
+        self._episodes: list[Episodes] = []
+        self._untold: list[int] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._episodes or self._untold)
+
+    def told(self, block: Block, slots: Slots) -> NDArray[np.bool_]:
+        """[n] Of which episodes something can be told: those seen whole, of at least one step."""
+        told: NDArray[np.bool_] = block.known[slots] & (block.episode_lengths[slots] > 0)
+        return told
+
+    def untold(self, lives: NDArray[np.int64]) -> None:
+        """Nothing can be told of these lives."""
+        self._untold += lives.tolist()
+
+    def add(
+        self, block: Block, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
+    ) -> None:
+        """Episodes of `slots` have ended, all their steps are in segments closed before.
+
+        Args:
+            block: of the slots.
+            slots: [n] whose.
+            outcomes: [n] of their matches; None where nobody said.
+            group_returns: [g] of groups that have ended with them.
+        """
+        told = self.told(block, slots)
+        self.untold(block.agents[slots[~told]])
+        if not (np.count_nonzero(told) or group_returns.size):
+            return
+        whole = slots[told]
+        self._episodes.append(
+            Episodes(
+                returns=block.episode_returns[whole].astype(np.float32),
+                lengths=block.episode_lengths[whole].astype(np.int32),
+                group_returns=group_returns,
+                teams=block.teams[whole],
+                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
+                agents=block.agents[whole],
+                groups=block.groups[whole],
+                shared_returns=block.episode_group_returns[whole].astype(np.float32),
+            )
+        )
+
+    def take(self) -> Episodes:
+        """All of them, once."""
+        columns = {name: joined([getattr(one, name) for one in self._episodes], dtype) for name, dtype in _KINDS}
+        episodes = Episodes(**columns, untold=np.array(self._untold, np.int64))
+        self._episodes, self._untold = [], []
+        return episodes

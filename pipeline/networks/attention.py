@@ -1,0 +1,75 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Attention of a set to itself, beside the identity.
+
+B rows, N members of a set, U units, H heads, u units of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.networks.images import draw
+from pipeline.networks.limits import HEADS
+
+
+class ResidualAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) beside the identity.
+
+    In parts, for who need not do each of them for each set: `before`, `project`, `attend`, `merge` and `after`.
+
+    Args:
+        units: U, a multiple of 4.
+    """
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(units)
+        self.project = nn.Linear(units, 3 * units)
+        self.merge = nn.Linear(units, units)
+        self.after = nn.LayerNorm(units)
+
+    def forward(self, embedded_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
+        """What each member makes of all that are here, [B, N, U].
+
+        Args:
+            embedded_BNU: the members.
+            here_BN: which of them are there; None for all. Where nobody is, all are attended to: a softmax over
+                nothing is not a number.
+        """
+        inputs_BNU = self.before(embedded_BNU)
+        return self.after(inputs_BNU + self.merge(attend(self.project(inputs_BNU), here_BN)))  # type: ignore[no-any-return]
+
+
+def attend(projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
+    """[B, N, U] of queries, keys and values side by side, [B, N, 3 U]. Mask as in `ResidualAttention.forward`."""
+    queries, keys, values = heads(projected_BNX)
+    mask = None
+    if here_BN is not None:
+        seen_BN = here_BN | ~here_BN.any(1, keepdim=True)
+        mask = seen_BN[:, None, None].expand(-1, -1, here_BN.shape[1], -1)
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def heads(projected_BNX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of each head, [B, H, N, u] each."""
+    rows, members, width = projected_BNX.shape
+    parts = projected_BNX.view(rows, members, 3, HEADS, width // (3 * HEADS)).permute(2, 0, 3, 1, 4)
+    return parts[0], parts[1], parts[2]
+
+
+def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
+    """Mean over those that are here, [B, U]; 0 where nobody is."""
+    if here_BN is None:
+        return result_BNU.mean(1)
+    weights_BN = here_BN.to(result_BNU.dtype)
+    weights_BN = weights_BN / weights_BN.sum(1, keepdim=True).clamp(min=1)
+    return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
+
+
+def draw_linear(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Draws the weights of all linear layers in a module."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            draw(part, 1.0, generator)
