@@ -34,6 +34,23 @@ def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
     return np.repeat(starts_s, counts_s) + within_q, np.minimum(left_q, length)
 
 
+def windows(lengths_s: NDArray[Any], times_r: NDArray[Any], length: int) -> Numbers:
+    """[q] first row of each sequence of members of groups.
+
+    They share windows of group time: a sequence begins with each segment, and with the first row in every window.
+
+    Args:
+        lengths_s: rows of each segment; 0 where a segment has none.
+        times_r: group time of each row.
+        length: group times of a window.
+    """
+    window_r = times_r // length
+    begins_r = np.ones(len(times_r), bool)
+    begins_r[1:] = window_r[1:] != window_r[:-1]
+    begins_r[(np.cumsum(lengths_s, dtype=np.int64) - lengths_s)[lengths_s > 0]] = True
+    return np.flatnonzero(begins_r)
+
+
 def rows_of(first_q: NDArray[Any], lengths_q: NDArray[Any]) -> Numbers:
     """[r] rows of the given sequences, one sequence after the other."""
     ends_q = np.cumsum(lengths_q, dtype=np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import sequences
 from pipeline.assembly.block import Block, Kept, Slots
 from pipeline.assembly.groups import Mask, Places, Stays
 from pipeline.assembly.log import Lines
@@ -163,15 +164,10 @@ class Members:
         return int(block.lengths[block.live].sum()) + departed
 
     def starts(self, lengths: NDArray[np.int32], times: NDArray[np.int32]) -> Lines:
-        """First row of each sequence: the first of a segment, and the first of every `sequence` group times."""
+        """First row of each sequence, at which it is said what the member carried."""
         if not self.sequence:
             return np.empty(0, np.int64)
-        window = times // self.sequence
-        first = np.ones(len(times), bool)
-        first[1:] = window[1:] != window[:-1]
-        begins = (np.cumsum(lengths, dtype=np.int64) - lengths)[lengths > 0]
-        first[begins] = True
-        return np.flatnonzero(first)
+        return sequences.windows(lengths, times, self.sequence)
 
 
 def observations(columns: list[NDArray[Any]], rows: Lines) -> tuple[NDArray[Any], ...]:

@@ -199,7 +199,7 @@ class ActorCritic:
         values = np.empty((batch.steps, self._signals), np.float32)
         next_values = np.empty((len(counts_s), self._signals), np.float32)
         actor_qM = batch.carried[:, : self._memory]
-        tracks = Tracks(batch, segment_q, self._memories) if self.critic is not None else None
+        tracks = Tracks(batch.lives, batch.ended, segment_q, self._memories) if self.critic is not None else None
         memory_qM = actor_qM if tracks is None else np.empty_like(actor_qM)
         together = [np.arange(len(segment_q))] if tracks is None else tracks.rounds()
         most = max(1, _rows_at_once(prepared.inputs) // length)
@@ -233,22 +233,23 @@ class ActorCritic:
 
 
 class Tracks:
-    """The sequences of each agent of a batch, in the order of its life.
+    """The sequences of each agent (or group) of a batch, in the order of its life.
 
     Attributes:
         of_q: [q] number of the agent of each sequence.
         memories: [agents, M] the critic's, at present.
 
     Args:
-        batch: whose.
+        lives: [s] number of the agent's life, of each segment.
+        ended: [s] it ended with the segment.
         segment_q: segment of each sequence.
         kept: what the critic remembers from before.
     """
 
-    def __init__(self, batch: Batch, segment_q: Numbers, kept: Memories) -> None:
-        self._lives, of_s = np.unique(batch.lives, return_inverse=True)
+    def __init__(self, lives: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories) -> None:
+        self._lives, of_s = np.unique(lives, return_inverse=True)
         self.of_q: Numbers = of_s[segment_q]
-        self._ended = np.bincount(of_s, batch.ended) > 0
+        self._ended = np.bincount(of_s, ended) > 0
         self.memories = kept.recall(self._lives)
 
     def rounds(self) -> Iterator[Numbers]:

@@ -69,3 +69,12 @@ def clipped_value_loss(
     # Where the clip decides, the error does not depend on the value.
     error_BS.masked_fill_(clipped_squares_BS > squares_BS, 0.0).mul_(2.0 * weight / error_BS.numel())
     return torch.maximum(squares_BS, clipped_squares_BS), error_BS
+
+
+def value_loss_of(
+    values_BS: Tensor, returns_BS: Tensor, old_values_BS: Tensor | None, epsilon: float, weight: float
+) -> tuple[Tensor, Tensor]:
+    """`clipped_value_loss` where there are old values, else `value_loss`."""
+    if old_values_BS is None:
+        return value_loss(values_BS, returns_BS, weight)
+    return clipped_value_loss(values_BS, returns_BS, old_values_BS, epsilon, weight)

@@ -23,8 +23,11 @@ class FlatParameters:
     """
 
     def __init__(self, *modules: nn.Module) -> None:
-        parameters = [parameter for module in modules for parameter in module.parameters()]
-        sizes = [parameter.numel() for parameter in parameters]
+        named = [named for module in modules for named in module.named_parameters()]
+        self._names = [name for name, _ in named]
+        parameters = [parameter for _, parameter in named]
+        self._shapes = [parameter.shape for parameter in parameters]
+        self._sizes = sizes = [parameter.numel() for parameter in parameters]
         with torch.no_grad():
             block = torch.cat([parameter.reshape(-1) for parameter in parameters])
         self.flat = nn.Parameter(block)
@@ -34,6 +37,11 @@ class FlatParameters:
         for parameter, values, gradient in views:
             parameter.data = values.view_as(parameter)
             parameter.grad = gradient.view_as(parameter)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Parts of a block like `flat`, in their shapes, by the names of their parameters: views."""
+        parts = zip(self._names, self._shapes, torch.split(flat, self._sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
     def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Sets `gradient` to the derivative for all parameters.

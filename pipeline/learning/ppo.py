@@ -22,10 +22,8 @@ B rows of a minibatch, R rows of the batch, F features, C continuous actions, D 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,63 +32,16 @@ from torch import Tensor
 from pipeline.learning import losses, returns, signals
 from pipeline.learning.actor_critic import ActorCritic, Estimates, Prepared, Recalled, Recurrence, row_bytes
 from pipeline.learning.buffer import Batch
-from pipeline.learning.parameters import FlatParameters
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.report import UpdateReport, general, lags, means
+from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
-from pipeline.networks import distributions
-from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
 _WIDE = 4096
 """Bytes of a row from which a column is shuffled a minibatch at a time, instead of all of it at once."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateReport:
-    """What an update did.
-
-    Attributes:
-        statistics: by ML-Agents' names; a loss is the mean over minibatches.
-        steps: rows in the batch.
-        minibatches: tried.
-        skipped: of these, left out because the loss or gradient was not finite.
-        lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
-        group_rewards: some group reward was not 0; PPO does not learn from them.
-    """
-
-    statistics: dict[str, float]
-    steps: int
-    minibatches: int
-    skipped: int
-    lags: tuple[int, ...]
-    group_rewards: bool
-
-
-class Rows(NamedTuple):
-    """Columns that a minibatch is made of.
-
-    Attributes:
-        inputs: prepared observations, [B, F] of the vectors first.
-        continuous: [B, C] raw samples.
-        discrete: [B, D] int64 choices.
-        masks: [B, choices of all branches] True = forbidden; None where nothing was.
-        log_prob: [B] of the joint action when it was chosen.
-        advantage: [B] normalised.
-        limit: [B] `losses.clip_limit` of the advantage.
-        returns: [B, S] advantage + value, per signal.
-        values: [B, S] before the update.
-    """
-
-    inputs: Inputs
-    continuous: Tensor
-    discrete: Tensor
-    masks: Tensor | None
-    log_prob: Tensor
-    advantage: Tensor
-    limit: Tensor
-    returns: Tensor
-    values: Tensor
 
 
 class PPO:
@@ -99,6 +50,8 @@ class PPO:
     Attributes:
         networks: actor and critic.
         actor: the one of `networks`.
+        modules: all that is trained.
+        optimizer: of their parameters.
 
     Args:
         spec: of the behavior.
@@ -116,15 +69,8 @@ class PPO:
         self.signals = settings.reward_signals.named()
         self.networks = ActorCritic(spec, settings, generator)
         self.actor = self.networks.actor
-        self.parameters = FlatParameters(self.networks.modules)
-        flat = self.parameters.flat
-        self.optimizer = torch.optim.Adam([flat], lr=settings.hyperparameters.learning_rate, fused=True)
-        self.moments = {
-            "step": torch.zeros(()),
-            "exp_avg": torch.zeros_like(flat),
-            "exp_avg_sq": torch.zeros_like(flat),
-        }
-        self.optimizer.state[flat] = self.moments
+        self.modules = self.networks.modules
+        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
         """Trains on `batch`: values, advantages, `num_epoch` passes over shuffled minibatches.
@@ -135,7 +81,7 @@ class PPO:
             trained: steps trained on before, for the schedules.
         """
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
-        self.optimizer.param_groups[0]["lr"] = coefficients.learning_rate
+        self.optimizer.set_learning_rate(coefficients.learning_rate)
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         rows, recurrence = self._rows(batch, prepared, estimates, coefficients.epsilon), estimates.recurrence
@@ -155,7 +101,7 @@ class PPO:
             steps=batch.steps,
             minibatches=len(done),
             skipped=len(done) - len(taken),
-            lags=tuple(np.bincount(np.maximum(version - batch.versions, 0)).tolist()),
+            lags=lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
         )
 
@@ -199,44 +145,28 @@ class PPO:
             Objective [B], squared value errors [B, S] and entropy; None where the gradient was not finite and nothing
             was done.
         """
-        actor, actions = self.actor, self.actor.actions
         head_BH, values_BS = self.networks.both(rows.inputs, recalled)
+        old_values_BS = rows.values if self.settings.hyperparameters.clip_value_loss else None
         with torch.no_grad():
-            chosen = distributions.evaluate(
-                actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks
+            chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
+            squares_BS, to_values_BS = losses.value_loss_of(
+                values_BS, rows.returns, old_values_BS, coefficients.epsilon, VALUE_WEIGHT
             )
-            objective_B, to_log_prob_B = losses.surrogate(chosen.log_prob, rows.log_prob, rows.advantage, rows.limit)
-            squares_BS, to_values_BS = self._value_loss(rows, values_BS, coefficients.epsilon)
-            parts = actions.continuous + len(actions.discrete)
-            to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob_B, -coefficients.beta * parts)
-            self.parameters.backward((head_BH, actor.log_sigma, values_BS), (to_head_BH, to_log_sigma_C, to_values_BS))
-            # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
-            if not math.isfinite(self.parameters.gradient.sum().item()):
+            outputs = (head_BH, self.actor.log_sigma, values_BS)
+            if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS)):
                 return None
-            self.optimizer.step()
-        return objective_B, squares_BS, chosen.entropy
-
-    def _value_loss(self, rows: Rows, values_BS: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        if self.settings.hyperparameters.clip_value_loss:
-            return losses.clipped_value_loss(values_BS, rows.returns, rows.values, epsilon, VALUE_WEIGHT)
-        return losses.value_loss(values_BS, rows.returns, VALUE_WEIGHT)
+        return chosen.objective, squares_BS, chosen.entropy
 
     def _statistics(
         self, taken: list[tuple[Tensor, Tensor, Tensor]], coefficients: Coefficients, rows: Rows
     ) -> dict[str, float]:
-        statistics = {
-            "Policy/Learning Rate": coefficients.learning_rate,
-            "Policy/Epsilon": coefficients.epsilon,
-            "Policy/Beta": coefficients.beta,
-        }
-        for name, value in zip(self.signals, rows.values.mean(0).tolist(), strict=True):
-            statistics[f"Policy/{name.capitalize()} Value Estimate"] = value
+        estimates = zip(self.signals, rows.values.mean(0).tolist(), strict=True)
+        statistics = general(coefficients, {"Value": estimates})
         if taken:
-            means = ([part.mean() for part in column] for column in zip(*taken, strict=True))  # sizes may differ
-            objective, squares, entropy = (torch.stack(column) for column in means)
-            statistics["Losses/Policy Loss"] = objective.abs().mean().item()
-            statistics["Losses/Value Loss"] = squares.mean().item()
-            statistics["Policy/Entropy"] = entropy.mean().item()
+            found = means(("objective", "squares", "entropy"), taken)
+            statistics["Losses/Policy Loss"] = found["objective"].abs().mean().item()
+            statistics["Losses/Value Loss"] = found["squares"].mean().item()
+            statistics["Policy/Entropy"] = found["entropy"].mean().item()
         return statistics
 
 

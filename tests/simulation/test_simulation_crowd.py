@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_helpers import check_report
 
@@ -157,12 +157,13 @@ class Twins:
             for number in due:
                 assert rows.groups[now[number]] == index + 1
                 assert rows.group_rewards[now[number]] == pytest.approx(twin.take_earned(number), abs=1e-6)
-                np.testing.assert_allclose(rows.observations[0][now[number]], twin.sees(number), rtol=1e-6)
+                assert rows.observations[0][now[number]].tolist() == pytest.approx(twin.sees(number))
 
 
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
-    areas=st.integers(1, 3),
+    areas=st.integers(1, 2),
     members=st.integers(2, 8),
     every=st.integers(1, 3),
     skilled=st.floats(0, 1),
@@ -187,16 +188,21 @@ def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, e
     assert (twins.slow > 0) == (every > 1)
 
 
+def told(report: BehaviorReport) -> dict[int, float]:
+    """What each agent hears of its group's reward; at an end and the next start, the end's."""
+    heard: dict[int, float] = {}
+    for rows in (report.decisions, report.ends):
+        if rows is not None:
+            heard |= dict(zip(rows.agents.tolist(), rows.group_rewards.tolist(), strict=True))
+    return heard
+
+
 def returns(policy: Policy) -> float:
-    """Mean return of a group for an episode: deliveries over members, read off the rewards of fast members."""
+    """Mean return of a group for an episode."""
     areas, members = 8, 20
     total = 0.0
     for reports in play(Crowd(areas, members), policy, LIMIT)[1:]:
-        rows, last = reports[0].decisions, reports[0].ends
-        assert rows is not None
-        told = dict(zip(rows.agents.tolist(), rows.group_rewards.tolist(), strict=True))
-        told |= {} if last is None else dict(zip(last.agents.tolist(), last.group_rewards.tolist(), strict=True))
-        total += sum({agent // members: reward for agent, reward in told.items() if reward}.values())
+        total += sum({agent // members: reward for agent, reward in told(reports[0]).items() if reward}.values())
     return total / areas
 
 
@@ -221,7 +227,7 @@ def test_groups_shrink_and_grow_and_ids_come_again() -> None:
 
 
 def test_after_200_steps_the_episode_of_all_is_cut() -> None:
-    """Whoever is there is interrupted, except who ends in that very step; the next episode begins in the same report."""
+    """Whoever is there is interrupted, except who ends in that very step; the next one begins in the same report."""
     played = play(Crowd(2), at_random, LIMIT)
     assert not any(reports[0].ends.interrupted.any() for reports in played[:-1] if reports[0].ends is not None)
     before, last = played[-2][0].decisions, played[-1][0]
@@ -236,23 +242,22 @@ def test_after_200_steps_the_episode_of_all_is_cut() -> None:
 
 
 def test_slow_members_get_the_sum_of_what_their_group_earned_meanwhile() -> None:
-    """What a member is told over its life is what its group earned in it, decide it often or not."""
-    game, members = Crowd(1, 20, every=3), 20
-    told: dict[int, float] = {}
-    decisions = np.zeros(members)
-    for reports in play(game, nearest_holds, LIMIT):
-        earned: dict[int, float] = {}
-        for report in reports:
-            assert report.decisions is not None
-            earned = dict(zip(report.decisions.agents.tolist(), report.decisions.group_rewards.tolist(), strict=True))
-            decisions[report.decisions.agents] += 1
-            if report.ends is not None:
-                earned |= dict(zip(report.ends.agents.tolist(), report.ends.group_rewards.tolist(), strict=True))
-        for agent, reward in earned.items():
-            told[agent] = told.get(agent, 0.0) + reward
-    assert decisions[1::2].mean() < decisions[::2].mean() / 2
-    fast, slow = (np.mean([told[agent] for agent in range(first, members, 2)]) for first in (0, 1))
-    assert slow == pytest.approx(fast, rel=0.3)
+    """The others hear of it step by step."""
+    earned: list[float] = []
+    decided: dict[int, int] = {}
+    sums = 0
+    for at, (report,) in enumerate(play(Crowd(every=3), nearest_holds, LIMIT - 1)):
+        heard = told(report)
+        earned.append(max(reward for agent, reward in heard.items() if agent % 2 == 0))
+        for agent in [agent for agent in heard if agent % 2 == 1]:
+            if agent in decided:
+                assert heard[agent] == pytest.approx(sum(earned[decided[agent] + 1 :]), abs=1e-6)
+                assert at - decided[agent] <= 3
+                sums += heard[agent] > earned[-1]
+        ended = set() if report.ends is None else set(report.ends.agents.tolist())
+        decided = {agent: life for agent, life in decided.items() if agent not in ended}
+        decided |= dict.fromkeys(report.decisions.agents.tolist(), at)
+    assert sums > 100
 
 
 def test_a_step_in_which_nobody_decides_or_ends_has_no_report() -> None:

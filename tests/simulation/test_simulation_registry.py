@@ -5,23 +5,80 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+from test_simulation_compliance import verdicts_of
 
 from pipeline.errors import SettingsError
+from pipeline.messages.simulator import Step
+from pipeline.simulation import run
+from pipeline.simulation.compliance_steps import Watch
+from pipeline.simulation.compliance_trial import random_actions
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorId
+
+BUILT_IN = ("balance", "crowd", "goal", "goals", "rooms", "soccer")
+STEPS = 600
+GROUPS: list[tuple[str, dict[str, Any]]] = [
+    ("goals", {"mixed": True}),
+    ("goals", {"members": 3}),
+    ("crowd", {"every": 2}),
+    ("soccer", {"rivals": "scripted"}),
+]
+VARIANTS = [
+    *GROUPS,
+    ("goals", {"discrete": True}),
+    ("crowd", {"members": 2, "every": 4}),
+    ("crowd", {}),
+    ("soccer", {"rivals": "still"}),
+    ("soccer", {}),
+    ("rooms", {"members": 3}),
+    ("goal", {}),
+    ("balance", {}),
+]
 
 
 def test_the_built_in_games_are_made_by_name() -> None:
     """Each has its own behaviors, and takes areas and options."""
-    assert NAMES == ("balance", "goal", "rooms", "soccer", "gymnasium", "pettingzoo")
-    for name in ("balance", "goal", "rooms", "soccer"):
+    assert NAMES == ("balance", "crowd", "goal", "goals", "rooms", "soccer", "gymnasium", "pettingzoo")
+    for name in BUILT_IN:
         game = make(name, 2, behavior="Other")
         assert game.name == name
         assert {BehaviorId.parse(key).name for key in game.behaviors()} == {"Other"}
         (first, *_) = game.reset({}, 0)
         assert first.decisions is not None
-        assert first.decisions.agents.size == ({"soccer": 4, "rooms": 4}.get(name, 2))
+        agents = first.decisions.agents.size
+        assert 2 <= agents < 40 if name == "crowd" else agents == (2 if name in ("balance", "goal") else 4)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_a_built_in_game_keeps_every_rule_of_the_protocol(name: str, options: dict[str, Any]) -> None:
+    """Random play over many episodes, Step by Step, with a reset on the way: nothing found, not even a warning."""
+    game, random, watch = make(name, 3, **options), np.random.default_rng(0), Watch()
+    specs = dict(game.behaviors())
+    watch.connected(specs)
+    for beginning in (0, STEPS):
+        watch.reset()
+        reports = game.reset({}, beginning)
+        for sequence in range(beginning, beginning + STEPS):
+            assert watch.read(Step(sequence=sequence, reports=tuple(reports)))
+            actions = {
+                report.behavior: random_actions(
+                    report.behavior, report.decisions, specs[report.behavior].actions, random
+                )
+                for report in reports
+                if report.decisions is not None
+            }
+            reports = game.step(actions)
+    assert watch.findings == {}
+    assert watch.ended > 10
+
+
+@pytest.mark.parametrize(("name", "options"), GROUPS, ids=str)
+def test_a_game_of_groups_passes_the_compliance_examination(name: str, options: dict[str, Any]) -> None:
+    """Over a socket, as `sparring compliance` does it."""
+    verdicts = verdicts_of(lambda address: run(make(name, 2, **options), address, connect_timeout_s=1.0))
+    assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}
 
 
 def test_options_take_the_type_that_the_simulator_wants() -> None:

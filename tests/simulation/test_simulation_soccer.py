@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_helpers import check_report
 
+from pipeline.errors import SettingsError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from pipeline.simulation.soccer import EXISTENCE, MAX_STEPS, Soccer
 from pipeline.simulation.soccer_physics import GOAL_X, PLAYER_RADIUS, SIDE_Y, Pitch
+from pipeline.simulation.soccer_script import scripted
 
 IDS = ("Soccer?team=0", "Soccer?team=1")
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -20,7 +22,7 @@ Reports = tuple[BehaviorReport, ...]
 
 
 def actions(chosen: list[np.ndarray]) -> dict[str, BehaviorActions]:
-    """By behavior id, from [n, 3] choices per team."""
+    """By behavior id, from [n, 3] choices per team; of one list, for team 0 alone."""
     return {
         key: BehaviorActions(
             behavior=key,
@@ -28,7 +30,7 @@ def actions(chosen: list[np.ndarray]) -> dict[str, BehaviorActions]:
             continuous=np.zeros((len(rows), 0), np.float32),
             discrete=np.asarray(rows, np.int32),
         )
-        for key, rows in zip(IDS, chosen, strict=True)
+        for key, rows in zip(IDS, chosen, strict=False)
     }
 
 
@@ -222,3 +224,76 @@ def test_a_ball_in_play_loses_speed_and_never_leaves_through_a_wall() -> None:
         assert (np.abs(pitch.ball[~inside, 1]) < 1.8).all()
         pitch.ball[~inside], pitch.ball_velocity[~inside] = 0, 0
     assert (np.linalg.norm(pitch.ball_velocity, axis=1) < 1).all()
+
+
+def against(policy: Policy, rivals: str, areas: int, steps: int) -> np.ndarray:
+    """Results of all matches of team 0 with rivals that the simulator moves."""
+    game, random = Soccer(areas, rivals=rivals), np.random.default_rng(1)
+    assert list(game.behaviors()) == [IDS[0]]
+    (report,) = game.reset({}, 0)
+    results: list[float] = []
+    for _ in range(steps):
+        (report,) = game.step(actions([policy(report.decisions.observations[0], random)]))
+        assert report.behavior == IDS[0]
+        check_report(report, dict(game.behaviors()))
+        assert set((report.decisions.agents % 4).tolist()) == {0, 1}
+        if report.ends is not None:
+            results += report.ends.outcomes[::2].tolist()
+            shared = report.ends.group_rewards
+            assert ((shared == -1) == (report.ends.outcomes == 0)).all()
+            assert ((shared > 0) == (report.ends.outcomes == 1)).all()
+            assert (report.ends.interrupted == (report.ends.outcomes == 0.5)).all()
+    return np.array(results)
+
+
+def test_the_scripted_rivals_beat_a_random_team_by_far() -> None:
+    """Goals of some matches: at least 9 of 10 are theirs; a team that chases with both players holds out longer."""
+    results = against(at_random, "scripted", 16, 400)
+    assert len(results) > 50
+    assert (results == 0).mean() > 0.9
+    assert (results == 1).mean() < 0.05
+    assert (against(chase, "scripted", 16, 400) == 1).mean() > 0.2
+
+
+def test_still_rivals_never_score() -> None:
+    """They stand where they began unless they are pushed; whoever can play wins."""
+    results = against(chase, "still", 16, 400)
+    assert len(results) > 50
+    assert (results == 1).mean() > 0.9
+    game = Soccer(3, rivals="still")
+    game.reset({}, 0)
+    before = game._pitch.positions[:, 2:].copy()
+    for _ in range(30):
+        game.step(actions([np.zeros((6, 3), int)]))
+    np.testing.assert_allclose(game._pitch.positions[:, 2:], before, atol=1e-9)
+
+
+def test_rivals_that_the_simulator_moves_see_the_same_game_as_learning_ones() -> None:
+    """The reports of team 0 are those of a game in which the trainer moves team 1 in the same way."""
+    alone, both, random = Soccer(4, rivals="still"), Soccer(4), np.random.default_rng(0)
+    (one,), (two, _) = alone.reset({}, 3), both.reset({}, 3)
+    for _ in range(80):
+        chosen = random.integers(0, 3, (8, 3))
+        (one,), (two, _) = alone.step(actions([chosen])), both.step(actions([chosen, np.zeros((8, 3), int)]))
+        for name in ("agents", "groups", "rewards", "group_rewards", "matches"):
+            np.testing.assert_array_equal(getattr(one.decisions, name), getattr(two.decisions, name))
+        np.testing.assert_array_equal(one.decisions.observations[0], two.decisions.observations[0])
+
+
+def test_the_script_is_a_function_of_the_pitch() -> None:
+    """One attacks and one keeps, by who is nearer to the ball; each command is -1, 0 or 1."""
+    pitch, random = Pitch(200), np.random.default_rng(0)
+    pitch.place(np.arange(200), random)
+    pitch.ball[:] = random.uniform(-1, 1, (200, 2)) * [GOAL_X, SIDE_Y]
+    moves = scripted(pitch)
+    assert moves.shape == (200, 2, 3)
+    assert set(np.unique(moves).tolist()) == {-1.0, 0.0, 1.0}
+    np.testing.assert_array_equal(moves, scripted(pitch))
+    for array in (pitch.positions, pitch.velocities, pitch.headings):
+        array[:, 2:] = array[:, [3, 2]]
+    np.testing.assert_array_equal(moves[:, ::-1], scripted(pitch))  # whoever stands there does the same
+
+
+def test_unknown_rivals_are_refused() -> None:
+    with pytest.raises(SettingsError, match="got rivals='easy'; expected learning, scripted, still; correct 'easy'"):
+        Soccer(1, rivals="easy")

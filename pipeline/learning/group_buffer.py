@@ -1,0 +1,312 @@
+"""The learner's buffer of finished group segments.
+
+g group segments; s segments of members, group by group; r rows of these; q sequences; T group times of all segments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import sequences
+from pipeline.errors import ServiceError
+from pipeline.messages.service import Mates, Segments
+
+Array = NDArray[Any]
+
+_LIVES_OF_A_SOURCE: Final = 2**40
+_SHARED: Final = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")
+_SHOWN: Final = ("lengths", "continuous", "discrete", "observations", "next_observations")
+_PER_ROW: Final = ("log_probs", "masks", "rewards", "group_rewards", "versions")
+_PER_SEGMENT: Final = ("lives", "ended")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Members:
+    """Members of one behavior name, as the records `Mates` and `Segments` tell of them.
+
+    Attributes:
+        members: [g] segments of members in each group segment.
+        lengths: [s] rows of each.
+        times: [r] group time of each row.
+        next_times: [s] group time of what followed.
+        until: [s] group time from which on the member is not there.
+        observations: one [r, *shape] per observation.
+        next_observations: one [s, *shape] per observation.
+        continuous: [r, continuous actions] raw samples.
+        discrete: [r, branches] chosen index.
+        next_continuous: [s, continuous actions] of what followed.
+        next_discrete: [s, branches] of what followed.
+    """
+
+    members: Array
+    lengths: Array
+    times: Array
+    next_times: Array
+    until: Array
+    observations: tuple[Array, ...]
+    next_observations: tuple[Array, ...]
+    continuous: Array
+    discrete: Array
+    next_continuous: Array
+    next_discrete: Array
+
+    def select(self, kept_g: Array) -> Members:
+        """Those of some group segments."""
+        segments = np.repeat(kept_g, self.members)
+        rows = np.repeat(segments, self.lengths)
+        by_size = {"members": kept_g, **dict.fromkeys(("times", "observations", "continuous", "discrete"), rows)}
+        return Members(
+            **{one.name: _part(getattr(self, one.name), by_size.get(one.name, segments)) for one in fields(self)}
+        )
+
+    def nobody(self, groups: int) -> Members:
+        """None in as many group segments."""
+        none = self.select(np.zeros(len(self.members), bool))
+        return replace(none, members=np.zeros(groups, self.members.dtype))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBatch:
+    """Group segments as columns.
+
+    Attributes:
+        own: members of the learner's own behavior name.
+        mates: members of others, by name.
+        numbers: [g] of the group's life, unique in the run.
+        spans: [g] group times.
+        over: [g] nobody is left after it.
+        shared: [T] what all members earned between each time and the next.
+        log_probs: [r] log-probability of the joint action when it was chosen.
+        masks: [r, choices of all branches] True = forbidden; None where nothing was.
+        rewards: [r] the agent's own reward.
+        group_rewards: [r] the group's reward, as the agent heard of it.
+        versions: [r] policy version that acted.
+        lives: [s] number of the agent's life, unique in the run.
+        ended: [s] the agent's life ended with the segment.
+        sequence_length: group times of a sequence; 0 where agents carry nothing.
+        carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
+    """
+
+    own: Members
+    mates: Mapping[str, Members]
+    numbers: Array
+    spans: Array
+    over: Array
+    shared: Array
+    log_probs: Array
+    masks: Array | None
+    rewards: Array
+    group_rewards: Array
+    versions: Array
+    lives: Array
+    ended: Array
+    sequence_length: int = 0
+    carried: Array | None = None
+
+    @property
+    def steps(self) -> int:
+        """Number of rows."""
+        return len(self.rewards)
+
+    @property
+    def groups(self) -> bool:
+        """Whether any two agents shared a group."""
+        return bool((np.sum([one.members for one in (self.own, *self.mates.values())], axis=0) > 1).any())
+
+    @property
+    def sizes(self) -> Array:
+        """[g] rows of each group segment."""
+        ends = np.concatenate([[0], np.cumsum(self.own.lengths)])
+        last = np.cumsum(self.own.members)
+        sizes: Array = ends[last] - ends[last - self.own.members]
+        return sizes
+
+    def starts(self) -> Array:
+        """[q] first row of each sequence."""
+        return sequences.windows(self.own.lengths, self.own.times, self.sequence_length or 1)
+
+    def select(self, kept_g: Array) -> GroupBatch:
+        """Some of the group segments."""
+        segments = np.repeat(kept_g, self.own.members)
+        rows = np.repeat(segments, self.own.lengths)
+        columns = {name: _part(getattr(self, name), rows) for name in _PER_ROW}
+        columns |= {name: getattr(self, name)[segments] for name in _PER_SEGMENT}
+        mates = {name: one.select(kept_g) for name, one in self.mates.items()}
+        return GroupBatch(
+            own=self.own.select(kept_g),
+            mates={name: one for name, one in mates.items() if len(one.lengths)},
+            numbers=self.numbers[kept_g],
+            spans=self.spans[kept_g],
+            over=self.over[kept_g],
+            shared=self.shared[np.repeat(kept_g, self.spans)],
+            sequence_length=self.sequence_length,
+            carried=None if self.carried is None else self.carried[rows[self.starts()]],
+            **columns,
+        )
+
+
+class GroupBuffer:
+    """Finished group segments, oldest first; one is never divided.
+
+    Args:
+        sequence_length: group times of a sequence; 0 where agents carry nothing.
+    """
+
+    def __init__(self, sequence_length: int = 0) -> None:
+        self._sequence_length = sequence_length
+        self._chunks: deque[GroupBatch] = deque()
+        self._sources: dict[str, int] = {}
+        self.steps = 0
+
+    def add(self, record: Segments) -> None:
+        """Appends the group segments of `record`.
+
+        Raises:
+            ServiceError: it tells of no groups, or what agents carried is not there for each sequence.
+        """
+        batch = self._batch(record)
+        found = None if batch.carried is None else len(batch.carried)
+        if self._sequence_length and found != len(batch.starts()):
+            raise ServiceError(
+                f"got segments of {record.behavior} with {found} memories; expected {len(batch.starts())}, one for "
+                "each sequence; run all services with the same settings"
+            )
+        self._append(batch)
+
+    def whole(self, steps: int) -> int:
+        """How many steps `take` would take: group segments until there are `steps`, the last one whole."""
+        if not self.steps:
+            return 0
+        sizes = np.concatenate([chunk.sizes for chunk in self._chunks])
+        ends = np.cumsum(sizes)
+        return int(ends[min(int(np.searchsorted(ends, steps)), len(ends) - 1)])
+
+    def take(self, steps: int) -> GroupBatch:
+        """Removes the oldest group segments, as many as hold `steps` steps; all if they hold fewer.
+
+        Raises:
+            ValueError: there are none.
+        """
+        missing = self.whole(steps)
+        if not missing:
+            raise ValueError(f"got {steps} steps to take of none; expected some; add segments first")
+        taken: list[GroupBatch] = []
+        while missing:
+            chunk = self._chunks.popleft()
+            if chunk.steps > missing:
+                first = np.cumsum(chunk.sizes) <= missing
+                self._chunks.appendleft(chunk.select(~first))
+                chunk = chunk.select(first)
+            taken.append(chunk)
+            missing -= chunk.steps
+            self.steps -= chunk.steps
+        return _concatenate(taken)
+
+    def take_all(self) -> GroupBatch:
+        """Removes everything; raises `ValueError` where nothing is."""
+        return self.take(self.steps)
+
+    def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
+        """Drops group segments whose newest row is more than `max_lag` versions old, oldest first.
+
+        Args:
+            version: of the weights published last.
+            max_lag: in versions.
+            keep_at_least: a group segment is kept where fewer steps would remain.
+
+        Returns:
+            Steps dropped.
+        """
+        before, chunks = self.steps, self._chunks
+        self._chunks = deque()
+        remaining, self.steps = before, 0
+        for chunk in chunks:
+            sizes = chunk.sizes
+            stale = np.maximum.reduceat(chunk.versions, np.cumsum(sizes) - sizes) < version - max_lag
+            for group in np.flatnonzero(stale):
+                stale[group] = remaining - sizes[group] >= keep_at_least
+                remaining -= int(sizes[group]) if stale[group] else 0
+            self._append(chunk.select(~stale) if stale.any() else chunk)
+        return before - self.steps
+
+    def _batch(self, record: Segments) -> GroupBatch:
+        shared = record.shared
+        if shared is None:
+            raise ServiceError(
+                f"got segments of {record.behavior} that tell nothing of groups; expected them to; "
+                "run all services with the same settings"
+            )
+        source = self._sources.setdefault(record.source, len(self._sources))
+        origin = self._sources.setdefault(f"{record.origin} {record.source}", len(self._sources))
+        own = {name: getattr(shared, name) for name in _SHARED} | {name: getattr(record, name) for name in _SHOWN}
+        return GroupBatch(
+            own=Members(**own),
+            mates={mates.behavior: _members(mates) for mates in shared.mates},
+            numbers=origin * _LIVES_OF_A_SOURCE + shared.numbers,
+            spans=shared.spans,
+            over=shared.ended,
+            shared=shared.rewards,
+            lives=source * _LIVES_OF_A_SOURCE + record.agents,
+            ended=record.terminated | record.interrupted,
+            sequence_length=self._sequence_length,
+            carried=record.carried if self._sequence_length else None,
+            **{name: getattr(record, name) for name in _PER_ROW},
+        )
+
+    def _append(self, chunk: GroupBatch) -> None:
+        if chunk.steps:
+            self._chunks.append(chunk)
+            self.steps += chunk.steps
+
+
+def _members(mates: Mates) -> Members:
+    return Members(**{one.name: getattr(mates, one.name) for one in fields(Members)})
+
+
+def _part(column: Any, kept: Array) -> Any:
+    if isinstance(column, tuple):
+        return tuple(one[kept] for one in column)
+    return None if column is None else column[kept]
+
+
+def _concatenate(chunks: list[GroupBatch]) -> GroupBatch:
+    """All group segments of `chunks`; rows without masks get empty ones where others have some."""
+    names = dict.fromkeys(name for chunk in chunks for name in chunk.mates)
+    mates = {}
+    for name in sorted(names):
+        like = next(chunk.mates[name] for chunk in chunks if name in chunk.mates)
+        mates[name] = _joined(
+            [chunk.mates[name] if name in chunk.mates else like.nobody(len(chunk.numbers)) for chunk in chunks]
+        )
+    width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
+    masks = None
+    if width is not None:
+        free = [np.zeros((chunk.steps, width), np.bool_) if chunk.masks is None else chunk.masks for chunk in chunks]
+        masks = np.concatenate(free)
+    carried = [chunk.carried for chunk in chunks if chunk.carried is not None]
+    plain = (*_PER_SEGMENT, "log_probs", "rewards", "group_rewards", "versions", "numbers", "spans", "over", "shared")
+    return GroupBatch(
+        own=_joined([chunk.own for chunk in chunks]),
+        mates=mates,
+        masks=masks,
+        sequence_length=chunks[0].sequence_length,
+        carried=np.concatenate(carried) if carried else None,
+        **{name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in plain},
+    )
+
+
+def _joined(parts: list[Members]) -> Members:
+    return Members(**{one.name: _column([getattr(part, one.name) for part in parts]) for one in fields(Members)})
+
+
+def _column(columns: Iterable[Any]) -> Any:
+    every = list(columns)
+    if isinstance(every[0], tuple):
+        return tuple(map(np.concatenate, zip(*every, strict=True)))
+    return np.concatenate(every)

@@ -1,0 +1,85 @@
+"""Who was there at each group time, as rows of the members' columns.
+
+Moments are the group times of all segments one after the other, each segment's own and the one that followed. A token
+is a member that is there at a moment, with the row of what it saw and did last. Nothing of the rows is copied.
+
+g group segments; s segments of members; r rows of our own members, K moments.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import sequences
+from pipeline.learning.group_buffer import GroupBatch, Members
+
+Numbers = NDArray[np.int64]
+
+NOBODY: Final[Numbers] = np.empty(0, np.int64)
+
+
+class GroupIndex:
+    """The moments of a batch.
+
+    Rows of a behavior name are numbered: its decisions, then what followed each segment.
+
+    Attributes:
+        first: [g] first moment of each group segment.
+        last: [g] the moment that followed it.
+        counts: [K] members there.
+        own: [K] of these, with our own behavior name.
+        decisions: [K] rows of our own that were decided then.
+        moments: [r] moment of each row.
+        places: [r] where its member stands among those that are there then; our own come first.
+        in_series: [T] moments within the segments, in the order of `GroupBatch.shared`.
+
+    Args:
+        batch: group segments.
+        names: behavior names in the order in which a critic knows them, our own first.
+    """
+
+    def __init__(self, batch: GroupBatch, names: list[str]) -> None:
+        members = [batch.own, *(batch.mates.get(name) for name in names[1:])]
+        self.last: Numbers = np.cumsum(batch.spans + 1, dtype=np.int64) - 1
+        self.first: Numbers = self.last - batch.spans
+        self.in_series = sequences.rows_of(self.first, batch.spans)
+        self.rows = [0 if one is None else len(one.times) + len(one.next_times) for one in members]
+        found = [(at, one) for at, one in enumerate(members) if one is not None]
+        tokens = [self._tokens(one) for _, one in found]
+        sizes = [len(rows) for rows, _, _ in tokens]
+        moments = np.concatenate([at for _, at, _ in tokens])
+        order = np.argsort(moments, kind="stable")
+        most = int(self.last[-1]) + 1
+        self.counts: Numbers = np.bincount(moments, minlength=most)
+        self.own: Numbers = np.bincount(moments[: sizes[0]], minlength=most)
+        self._starts = np.cumsum(self.counts) - self.counts
+        self._token_rows = np.concatenate([rows for rows, _, _ in tokens])[order]
+        self._token_names = np.repeat([at for at, _ in found], sizes)[order]
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        decided = tokens[0][2]
+        self.moments = moments[decided]
+        self.places = rank[decided] - self._starts[self.moments]
+        self.decisions: Numbers = np.bincount(self.moments, minlength=most)
+
+    def tokens(self, moments: Numbers) -> tuple[Numbers, Numbers]:
+        """Row of each member that is there at some moments, moment by moment, and the number of its behavior name."""
+        at = sequences.rows_of(self._starts[moments], self.counts[moments])
+        return self._token_rows[at], self._token_names[at]
+
+    def _tokens(self, members: Members) -> tuple[Numbers, Numbers, Numbers]:
+        """Row and moment of each token, and the first token of each decision."""
+        group_s = np.repeat(np.arange(len(members.members)), members.members)
+        group_r = np.repeat(group_s, members.lengths)
+        end_r: NDArray[Any] = np.empty_like(members.times)
+        end_r[:-1] = members.times[1:]
+        stepped = members.lengths > 0
+        end_r[np.cumsum(members.lengths)[stepped] - 1] = members.next_times[stepped]
+        begin = np.concatenate([members.times, members.next_times]).astype(np.int64)
+        length = np.concatenate([end_r, members.until]) - begin
+        moments = sequences.rows_of(self.first[np.concatenate([group_r, group_s])] + begin, length)
+        first = np.cumsum(length) - length
+        return np.repeat(np.arange(len(begin)), length), moments, first[: len(members.times)]

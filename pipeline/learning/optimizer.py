@@ -1,0 +1,65 @@
+"""Adam on all parameters of a learner, kept in one block of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.learning.parameters import FlatParameters
+
+_AVERAGES = ("exp_avg", "exp_avg_sq")
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980); a step that would not be finite is not made.
+
+    Attributes:
+        moments: its state by PyTorch's names, to be saved and restored in place.
+
+    Args:
+        modules: whose parameters it moves; they become views of one block.
+        learning_rate: at the start.
+    """
+
+    def __init__(self, modules: nn.Module, learning_rate: float) -> None:
+        self._modules = modules
+        self.parameters = FlatParameters(modules)
+        flat = self.parameters.flat
+        self._optimizer = torch.optim.Adam([flat], lr=learning_rate, fused=True)
+        self.moments = {"step": torch.zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
+        self._optimizer.state[flat] = self.moments
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """From the next step on."""
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+
+    def step(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
+        """One step.
+
+        Args:
+            outputs: what the modules put out.
+            gradients: of the loss, for each of them.
+
+        Returns:
+            False where the gradient was not finite and nothing was done.
+        """
+        self.parameters.backward(outputs, gradients)
+        # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
+        if not math.isfinite(self.parameters.gradient.sum().item()):
+            return False
+        self._optimizer.step()
+        return True
+
+    def grown(self) -> Adam:
+        """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
+        grown = Adam(self._modules, self._optimizer.param_groups[0]["lr"])
+        grown.moments["step"].copy_(self.moments["step"])
+        for name in _AVERAGES:
+            before = self.parameters.named(self.moments[name])
+            for parameter, values in grown.parameters.named(grown.moments[name]).items():
+                if parameter in before:
+                    values.copy_(before[parameter])
+        return grown

@@ -1,0 +1,296 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""MA-POCA (Cohen et al. 2021, arXiv 2111.05992, "On the Use and Misuse of Absorbing States in Multi-agent
+Reinforcement Learning"), one update at a time: teams that share a reward, and members that come and go.
+
+1. One value for each moment of a group, of what all members there see (section 4.1, equation 5): attention instead of
+   absorbing states, so that the number of members may change at any time.
+2. A group has one series of rewards: what its members earned themselves, and the group's reward once (ML-Agents' sum).
+3. One lambda return for each group, in group time: `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`. It goes
+   on after a member's end: that is posthumous credit (section 4.1; ML-Agents' `lambda_return`). What follows the
+   segment is worth 0 only if the whole group ended, and not by interruption.
+4. A baseline for each decision of a member: what is to be expected if nothing is known of its own action, and all of
+   what its mates see and do (section 4.2, equation 8; a counterfactual one, after Foerster et al. 2018, COMA). The
+   advantage is `R_t - b_t` of that member.
+5. Rewards between two decisions of a member accrue in group time. A decision that was under way when its group's
+   segment closed counts as the first moment of the next.
+6. Members that ended are not shown to the value afterwards. (ML-Agents shows their last observation once more; not to
+   do so is what the paper is about.)
+7. Loss: surrogate + 0.5 (value loss + 0.5 baseline loss) - beta entropy (ML-Agents). The value loss is the mean over
+   moments, the baseline loss that over decisions, both plain squared errors unless clipping is asked for (see `ppo`).
+8. Advantages are normalised over the whole buffer, over all decisions (ML-Agents).
+9. A minibatch is whole moments, so that members share what is made of their mates: moments in a random order until there
+   are `batch_size` decisions. What is left over is left out, as in ML-Agents.
+10. A critic that remembers has a memory for each group, for its value, and one for each member, for its baseline.
+   A minibatch is whole windows of `sequence_length` group times.
+11. The number of members, scaled to [-1, 1] by the largest ever seen, stands beside the encoding (ML-Agents).
+12. An agent without a group is a group of one: its baseline is a second value of the same observation.
+
+B rows of a minibatch, M its moments, R rows of the batch, K moments of the batch, T of these within segments, S signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.learning import losses, returns, signals
+from pipeline.learning.group_buffer import GroupBatch
+from pipeline.learning.group_networks import Estimates, GroupNetworks, Prepared
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.report import UpdateReport, general, lags, means
+from pipeline.learning.rows import Rows, policy_loss
+from pipeline.learning.schedules import Coefficients
+from pipeline.learning.settings import TrainerSettings
+from pipeline.networks.encoders import Inputs
+from pipeline.networks.group_critic import Moments, Remembered
+from pipeline.networks.recurrent import Layout
+from pipeline.specs import BehaviorSpec
+
+VALUE_WEIGHT = 0.5
+BASELINE_WEIGHT = 0.5 * VALUE_WEIGHT
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+
+class Targets(NamedTuple):
+    """What a batch's values, baselines and actions are to learn.
+
+    Attributes:
+        returns: [K, S] lambda return at each moment.
+        values: [K, S] before the update.
+        rows: the decisions; their `values` are the baselines before the update. Inputs are those of the whole batch.
+    """
+
+    returns: Tensor
+    values: Tensor
+    rows: Rows
+
+
+class Minibatch(NamedTuple):
+    """Whole moments.
+
+    Attributes:
+        moments: [M] numbers of them.
+        rows: decisions made then.
+        shown: what the critic sees.
+        layout: the sequences of the decisions; None where nothing is remembered, as the two after it.
+        actor: memory of the actor at the start of each.
+        remembered: sequences and memory of the critic.
+    """
+
+    moments: Tensor
+    rows: Rows
+    shown: Moments
+    layout: Layout | None
+    actor: Tensor | None
+    remembered: Remembered | None
+
+
+class POCA:
+    """Networks and optimiser of one behavior.
+
+    Attributes:
+        networks: actor and critic.
+        actor: the one of `networks`.
+        modules: all that is trained.
+        optimizer: of their parameters.
+
+    Args:
+        behavior: name.
+        spec: of the behavior.
+        settings: of the learner.
+        generator: random source of initial weights and of shuffling.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    def __init__(
+        self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
+    ) -> None:
+        signals.refuse_unsupported(settings)
+        self.settings = settings
+        self.generator = generator
+        self.signals = settings.reward_signals.named()
+        self.networks = GroupNetworks(behavior, spec, settings, generator)
+        self.actor = self.networks.actor
+        self.modules = self.networks.modules
+        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
+
+    def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        """Mates of other behavior names are in our groups from now on: the critic gets embeddings for them."""
+        self.networks.meet(specs)
+        self.optimizer = self.optimizer.grown()
+
+    def update(self, batch: GroupBatch, version: int, trained: int) -> UpdateReport:
+        """Trains on `batch`: values, baselines, advantages, `num_epoch` passes over shuffled minibatches.
+
+        Args:
+            batch: whole group segments.
+            version: of the present weights.
+            trained: steps trained on before, for the schedules.
+        """
+        coefficients = Coefficients.at(self.settings, trained)
+        self.optimizer.set_learning_rate(coefficients.learning_rate)
+        prepared = self.networks.prepare(batch)
+        estimates = self.networks.estimate(prepared, batch)
+        targets = self._targets(batch, prepared, estimates, coefficients.epsilon)
+        done = [
+            self._step(minibatch, targets, coefficients)
+            for _ in range(self.settings.hyperparameters.num_epoch)
+            for minibatch in self._minibatches(batch, prepared, estimates, targets)
+        ]
+        self.networks.update(prepared)
+        taken = [step for step in done if step is not None]
+        return UpdateReport(
+            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series),
+            steps=batch.steps,
+            minibatches=len(done),
+            skipped=len(done) - len(taken),
+            lags=lags(version, batch.versions),
+            group_rewards=bool(batch.group_rewards.any()),
+            groups=batch.groups,
+        )
+
+    def _targets(self, batch: GroupBatch, prepared: Prepared, found: Estimates, epsilon: float) -> Targets:
+        """Returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
+        index = prepared.index
+        returns_KS = np.zeros_like(found.values)
+        for head, (name, signal) in enumerate(self.signals.items()):
+            values_K = found.values[:, head]
+            advantages_T = returns.advantages(
+                signals.group_rewards(name, signal.strength, batch),
+                values_K[index.in_series],
+                values_K[index.last],
+                batch.spans,
+                signal.gamma,
+                self.settings.hyperparameters.lambd,
+            )
+            returns_KS[index.in_series, head] = advantages_T + values_K[index.in_series]
+        returns_RS = returns_KS[index.moments]
+        advantage_R = torch.from_numpy(returns.normalized((returns_RS - found.baselines).mean(1)))
+        inputs = prepared.inputs[0]
+        assert inputs is not None
+        rows = Rows(
+            inputs=inputs,
+            continuous=torch.from_numpy(batch.own.continuous),
+            discrete=torch.from_numpy(batch.own.discrete).long(),
+            masks=None if batch.masks is None else torch.from_numpy(batch.masks),
+            log_prob=torch.from_numpy(batch.log_probs),
+            advantage=advantage_R,
+            limit=losses.clip_limit(advantage_R, epsilon),
+            returns=torch.from_numpy(returns_RS),
+            values=torch.from_numpy(found.baselines),
+        )
+        return Targets(torch.from_numpy(returns_KS), torch.from_numpy(found.values), rows)
+
+    def _minibatches(
+        self, batch: GroupBatch, prepared: Prepared, found: Estimates, targets: Targets
+    ) -> Iterator[Minibatch]:
+        """Moments, or windows of them, in a random order, until there are `batch_size` decisions (9, 10)."""
+        windows = prepared.windows
+        for which in shuffled(windows.rows, self.settings.hyperparameters.batch_size, self.generator):
+            if found.groups is None or found.members is None:
+                moments, of_q = windows.moments(which), windows.of_windows(which)
+                rows = windows.first_q[of_q]
+                shown, remembered, layout, actor = prepared.show(moments, rows), None, None, None
+            else:
+                assert batch.carried is not None
+                shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
+                of_q = windows.of_windows(which)
+                layout = Layout(windows.lengths_q[of_q])
+                actor = torch.from_numpy(batch.carried[windows.by_window[of_q], : self.networks.memory])
+            chosen = _some(targets.rows, torch.from_numpy(rows))
+            yield Minibatch(torch.from_numpy(moments), chosen, shown, layout, actor, remembered)
+
+    def _step(
+        self, minibatch: Minibatch, targets: Targets, coefficients: Coefficients
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """One step of Adam on a minibatch (7).
+
+        Returns:
+            Objective [B], squared errors of values [M, S] and baselines [B, S], and entropy; None where the gradient
+            was not finite and nothing was done.
+        """
+        critic, rows = self.networks.critic, minibatch.rows
+        head_BH = self.actor(rows.inputs, minibatch.layout, minibatch.actor)
+        if minibatch.remembered is None:
+            values_MS, baselines_BS = critic(minibatch.shown)
+        else:
+            values_MS, baselines_BS, _ = critic.remember(minibatch.shown, minibatch.remembered)
+        with torch.no_grad():
+            chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
+            returns_MS = targets.returns.index_select(0, minibatch.moments)
+            old_values_MS = old_baselines_BS = None
+            if self.settings.hyperparameters.clip_value_loss:
+                old_values_MS, old_baselines_BS = targets.values.index_select(0, minibatch.moments), rows.values
+            epsilon = coefficients.epsilon
+            squares_MS, to_values_MS = losses.value_loss_of(values_MS, returns_MS, old_values_MS, epsilon, VALUE_WEIGHT)
+            squares_BS, to_baselines_BS = losses.value_loss_of(
+                baselines_BS, rows.returns, old_baselines_BS, epsilon, BASELINE_WEIGHT
+            )
+            outputs = (head_BH, self.actor.log_sigma, values_MS, baselines_BS)
+            gradients = (chosen.to_head, chosen.to_log_sigma, to_values_MS, to_baselines_BS)
+            if not self.optimizer.step(outputs, gradients):
+                return None
+        return chosen.objective, squares_MS, squares_BS, chosen.entropy
+
+    def _statistics(
+        self,
+        taken: list[tuple[Tensor, Tensor, Tensor, Tensor]],
+        coefficients: Coefficients,
+        targets: Targets,
+        in_series: Numbers,
+    ) -> dict[str, float]:
+        values_S = targets.values[torch.from_numpy(in_series)].mean(0).tolist()
+        baselines_S = targets.rows.values.mean(0).tolist()
+        statistics = general(
+            coefficients,
+            {
+                "Value": zip(self.signals, values_S, strict=True),
+                "Baseline": zip(self.signals, baselines_S, strict=True),
+            },
+        )
+        if taken:
+            found = means(("objective", "values", "baselines", "entropy"), taken)
+            statistics["Losses/Policy Loss"] = found["objective"].abs().mean().item()
+            statistics["Losses/Value Loss"] = found["values"].mean().item()
+            statistics["Losses/Baseline Loss"] = found["baselines"].mean().item()
+            statistics["Policy/Entropy"] = found["entropy"].mean().item()
+        return statistics
+
+
+def shuffled(rows_U: Numbers, size: int, generator: torch.Generator) -> Iterator[Numbers]:
+    """Units that hold rows in a random order, some at a time: as few as hold `size` rows; all where they hold fewer.
+
+    What is left over is left out.
+
+    Args:
+        rows_U: rows of each unit.
+        size: rows of a minibatch, at least.
+        generator: random source.
+    """
+    units = np.flatnonzero(rows_U)
+    order = units[torch.randperm(len(units), generator=generator).numpy()]
+    ends = np.cumsum(rows_U[order])
+    start, before = 0, 0
+    while start < len(order):
+        stop = int(np.searchsorted(ends, before + size)) + 1
+        if stop > len(order):
+            if not start:
+                yield order
+            return
+        yield order[start:stop]
+        start, before = stop, int(ends[stop - 1])
+
+
+def _some(rows: Rows, which_B: Tensor) -> Rows:
+    """Some of the decisions."""
+    inputs: Inputs = tuple(column.index_select(0, which_B) for column in rows.inputs)
+    return Rows(inputs, *(None if column is None else column.index_select(0, which_B) for column in rows[1:]))

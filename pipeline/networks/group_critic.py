@@ -1,0 +1,243 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""The critic of a group: its value from what all members see, and for each member what is to be expected of the mates.
+
+M moments (a group at a time), N most members of one, J most of these with our own behavior name, which come first;
+D decisions whose baselines are asked for; K rows of what members saw and did, each embedded once; S reward signals;
+U units, H heads, u units of a head, Q sequences, E values of a recurrent memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from pipeline.networks.actor import VALUE_GAIN
+from pipeline.networks.attention import ResidualAttention, attend, draw_linear, heads, mean_of
+from pipeline.networks.encoders import Encoder, Inputs
+from pipeline.networks.images import draw
+from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.recurrent import Layout, Memory
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import BehaviorSpec
+
+FEATURES_OF_A_PAIR: Final = 8
+"""Numbers of each unit that travel for a member: input, query, key and value, without and with its action."""
+
+
+class Moments(NamedTuple):
+    """Who was there at some moments, what they saw and did last, and whose baselines are asked for.
+
+    Attributes:
+        inputs: by behavior name, prepared observations of the rows that are shown, our own name first; None for no row.
+        actions: by behavior name, [K of the name, features] what was done there; None for no row.
+        rows: [tokens] row of each member that is there, moment by moment, our own name first.
+        places: [tokens] where it stands in [M * N]; None where all moments have N members.
+        shape: M, N, J.
+        counts: [M] members there.
+        decided: [D] moment * J + member of the decisions whose baselines are asked for.
+    """
+
+    inputs: tuple[Inputs | None, ...]
+    actions: tuple[Tensor | None, ...]
+    rows: Tensor
+    places: Tensor | None
+    shape: tuple[int, int, int]
+    counts: Tensor
+    decided: Tensor
+
+
+class Remembered(NamedTuple):
+    """How values and baselines form sequences, and what is remembered before each.
+
+    Attributes:
+        layout: the moments' sequences, then the decisions'.
+        memory: [Q, E].
+        baselines: number of the first sequence of decisions.
+    """
+
+    layout: Layout
+    memory: Tensor
+    baselines: int
+
+
+class GroupCritic(nn.Module):
+    """Embeddings for every behavior name, attention over the members that are there, and two heads.
+
+    A member is embedded twice: as what it sees, and as what it sees and does. The value attends to all members without
+    their actions. The baseline of a member attends to itself without its action and to its mates with theirs (Cohen et
+    al. 2021, arXiv 2111.05992, section 4): embeddings, queries, keys and values are made once for each member, and
+    shared by the baselines of all its mates.
+
+    Args:
+        own: our behavior name.
+        specs: of the behavior names in the groups, our own among them.
+        settings: of the network.
+        signals: names of the reward signals, in the order of the heads.
+        generator: random source of the initial weights.
+
+    Attributes:
+        names: behavior names with embeddings, our own first.
+        largest: most members ever seen in a group.
+
+    Raises:
+        Unsupported: the spec or the settings ask for what can not be built.
+    """
+
+    largest: Tensor
+
+    def __init__(
+        self,
+        own: str,
+        specs: Mapping[str, BehaviorSpec],
+        settings: NetworkSettings,
+        signals: tuple[str, ...],
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        units = settings.hidden_units
+        self._settings = settings
+        self.names = [own, *(name for name in specs if name != own)]
+        self.encoders = nn.ModuleList()
+        self.observed = nn.ModuleList()
+        self.acted = nn.ModuleList()
+        for name in self.names:
+            self._embed(specs[name], generator)
+        self.attention = ResidualAttention(units)
+        draw_linear(self.attention, generator)
+        self.trunk = Perceptron(units, [units] * (settings.num_layers - 1), [1.0] * units, generator)
+        self.memory = None if settings.memory is None else Memory(units, settings.memory.memory_size, generator)
+        encoding = units if settings.memory is None else settings.memory.memory_size // 2
+        self.value = nn.Linear(encoding + 1, len(signals))
+        self.baseline = nn.Linear(encoding + 1, len(signals))
+        for head in (self.value, self.baseline):
+            draw(head, VALUE_GAIN, generator)
+        self.register_buffer("largest", torch.ones((), dtype=torch.int64))
+
+    def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
+        """Embeddings for one more behavior name."""
+        self.names.append(name)
+        self._embed(spec, generator)
+
+    def _embed(self, spec: BehaviorSpec, generator: torch.Generator) -> None:
+        """Adds a behavior name. Ours is prepared by the actor's encoder, which has the statistics."""
+        first = not self.encoders
+        seen = {"normalize": False} if first else {"previous_action": False}
+        encoder = Encoder(spec, self._settings.model_copy(update=seen), generator)
+        done = spec.actions.continuous + spec.actions.mask_size
+        observed, acted = (nn.Linear(encoder.size + more, self._settings.hidden_units) for more in (0, done))
+        for layer in (observed, acted):
+            draw(layer, 1.0, generator)
+        self.encoders.append(encoder)
+        self.observed.append(observed)
+        self.acted.append(acted)
+
+    def encoder(self, name: str) -> Encoder:
+        """The encoder of a behavior name."""
+        found = self.encoders[self.names.index(name)]
+        assert isinstance(found, Encoder)
+        return found
+
+    def see(self, most: int) -> None:
+        """Groups of up to `most` members were seen; between updates, never during one."""
+        self.largest.clamp_(min=most)
+
+    def forward(self, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Values [M, S] and baselines [D, S] of a critic that remembers nothing."""
+        encoded, counts = self.encode(moments)
+        return self._heads(silu(self.trunk(encoded)), counts, len(moments.counts))
+
+    def remember(self, moments: Moments, remembered: Remembered) -> tuple[Tensor, Tensor, Tensor]:
+        """Values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of one that does."""
+        assert self.memory is not None
+        encoded, counts = self.encode(moments)
+        hidden, after = self.memory.through(silu(self.trunk(encoded)), remembered.layout, remembered.memory)
+        return *self._heads(hidden, counts, len(moments.counts)), after
+
+    def encode(self, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Means over members: of the moments, then of the decisions, [M + D, U]; and the members of each, [M + D]."""
+        group, here_MN = self._gather(moments)
+        units = group.shape[2] // FEATURES_OF_A_PAIR
+        inputs_MNU, projected_MNX, acted_MNU, acted_MNX = torch.split(group, [units, 3 * units, units, 3 * units], 2)
+        attention = self.attention
+        values_MNU = attention.after(inputs_MNU + attention.merge(attend(projected_MNX, here_MN)))
+        value_MU = mean_of(values_MNU, here_MN)
+        if not len(moments.decided):
+            return value_MU, moments.counts
+        baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, moments.shape[2])
+        counts_D = moments.counts.index_select(0, moments.decided // moments.shape[2])
+        baseline_DU = baseline_MJU.flatten(0, 1).index_select(0, moments.decided)
+        return torch.cat([value_MU, baseline_DU]), torch.cat([moments.counts, counts_D])
+
+    # ---------------------------------------------------------------- inside
+
+    def _gather(self, moments: Moments) -> tuple[Tensor, Tensor | None]:
+        """Every member's eight features per unit, [M, N, 8 U], and which are there; None for all."""
+        embedded = []
+        for encoder, observed, acted, rows, done in zip(
+            self.encoders, self.observed, self.acted, moments.inputs, moments.actions, strict=True
+        ):
+            if rows is not None and done is not None:
+                features = encoder(rows)
+                embedded.append((silu(observed(features)), silu(acted(torch.cat([features, done], 1)))))
+        pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
+        inputs = [self.attention.before(column) for column in pairs]
+        features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)
+        tokens = features.index_select(0, moments.rows)
+        m, n, _ = moments.shape
+        if moments.places is None:
+            return tokens.view(m, n, -1), None
+        padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, moments.places, tokens)
+        here = torch.zeros(m * n, dtype=torch.bool)
+        here[moments.places] = True
+        return padded.view(m, n, -1), here.view(m, n)
+
+    def _baselines(
+        self,
+        inputs: tuple[Tensor, Tensor],
+        projected: tuple[Tensor, Tensor],
+        here_MN: Tensor | None,
+        own: int,
+    ) -> Tensor:
+        """[M, J, U] mean over members where each of the first J in turn is seen without its action, its mates with.
+
+        Member j's own action is cut out, not subtracted, so that nothing of it is left, not even by rounding: its
+        action's key and value are masked, and those without take their place.
+        """
+        n = inputs[0].shape[1]
+        (queries, keys, values), (acted_queries, acted_keys, acted_values) = map(heads, projected)
+        scale = 1 / math.sqrt(queries.shape[3])
+        itself_JN = torch.eye(n, dtype=torch.bool)[:own]
+        # Logits [M, H, J, query, key] are four cases: whether the query, and whether the key, is member j.
+        acted_MHNN = acted_queries @ acted_keys.transpose(2, 3) * scale
+        to_own_MHNJ = acted_queries @ keys[:, :, :own].transpose(2, 3) * scale
+        from_own_MHJN = queries[:, :, :own] @ acted_keys.transpose(2, 3) * scale
+        own_MHJ = (queries[:, :, :own] * keys[:, :, :own]).sum(3) * scale
+        as_key_J1N, as_query_JN1 = itself_JN[:, None], itself_JN[:, :, None]
+        from_own = torch.where(itself_JN, own_MHJ.unsqueeze(3), from_own_MHJN).unsqueeze(3)
+        to_own = to_own_MHNJ.transpose(2, 3).unsqueeze(4)
+        logits = torch.where(as_query_JN1, from_own, torch.where(as_key_J1N, to_own, acted_MHNN.unsqueeze(2)))
+        if here_MN is not None:
+            seen_MN = here_MN | ~here_MN.any(1, keepdim=True)  # a softmax over nothing is not a number
+            logits = logits.masked_fill(~seen_MN[:, None, None, None], -torch.inf)
+        weights = logits.softmax(4)
+        of_mates = weights.masked_fill(as_key_J1N, 0.0)
+        of_own = (weights * as_key_J1N).sum(4)
+        attended = (of_mates.flatten(2, 3) @ acted_values).view(*of_mates.shape[:4], -1)
+        attended = attended + of_own.unsqueeze(4) * values[:, :, :own].unsqueeze(3)
+        merged_MJNU = self.attention.merge(attended.permute(0, 2, 3, 1, 4).flatten(3))
+        residual = torch.where(as_query_JN1, inputs[0][:, :own].unsqueeze(2), inputs[1].unsqueeze(1))
+        result: Tensor = self.attention.after(merged_MJNU + residual)
+        if here_MN is None:
+            return result.mean(2)
+        share_MN = here_MN / here_MN.sum(1, keepdim=True).clamp(min=1)
+        return torch.einsum("mjnu,mn->mju", result, share_MN)
+
+    def _heads(self, hidden: Tensor, counts: Tensor, moments: int) -> tuple[Tensor, Tensor]:
+        scaled = counts * (2 / self.largest) - 1
+        encoding = torch.cat([hidden, scaled.unsqueeze(1)], 1)
+        return self.value(encoding[:moments]), self.baseline(encoding[moments:])
