@@ -189,10 +189,10 @@ async def spec_of(context: Context, coordination: Subscription, name: str) -> tu
     """A behavior's spec, and the highest version of its weights that was ever published; waits for both."""
     context.waiting_for = f"the first simulator with {name}"
     while True:
-        await coordination.changed()
         state = coordination.latest.get("run")
         if isinstance(state, RunState) and name in state.specs:
             return state.specs[name], state.versions.get(name, 0)
+        await coordination.changed()
 
 
 def refuse_restart(context: Context) -> None:

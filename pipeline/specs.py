@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -116,6 +117,16 @@ class BehaviorSpec:
     def observation_bytes(self) -> int:
         """Of one agent's observations."""
         return sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.observations)
+
+
+def read_spec(plain: Mapping[str, Any]) -> BehaviorSpec:
+    """A spec from what `dataclasses.asdict` made of it, and JSON of that."""
+    observations = tuple(ObservationSpec(**{**one, "shape": tuple(one["shape"])}) for one in plain["observations"])
+    actions = plain["actions"]
+    return BehaviorSpec(
+        observations=observations,
+        actions=ActionSpec(continuous=actions["continuous"], discrete=tuple(actions["discrete"])),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)

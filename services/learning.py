@@ -19,10 +19,10 @@ import numpy as np
 from pipeline.errors import Closed
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
-from pipeline.learning.ppo import UpdateReport
+from pipeline.learning.report import UpdateReport
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
-from pipeline.queues.interface import Board, ReceivingQueue
+from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, cancel_at_stop, publish_metrics, spec_of
 
 
@@ -30,7 +30,13 @@ class Learning:
     """A learner with its queue, its board and its checkpoints."""
 
     def __init__(
-        self, context: Context, learner: Learner, board: Board, policies: Board, receiver: ReceivingQueue
+        self,
+        context: Context,
+        learner: Learner,
+        board: Board,
+        policies: Board,
+        receiver: ReceivingQueue,
+        coordination: Subscription,
     ) -> None:
         settings = context.run.settings
         self._context = context
@@ -38,6 +44,7 @@ class Learning:
         self._board = board
         self._policies = policies
         self._receiver = receiver
+        self._coordination = coordination
         self._pipeline = settings.pipeline
         self._behavior = settings.behaviors[learner.behavior]
         self._lockstep = settings.overlap == 0
@@ -52,7 +59,7 @@ class Learning:
         self._training = 0
         self._dropped = 0
         self._duplicate = 0
-        self._warned = False
+        self._said = False
 
     async def begin(self, versions_seen: int) -> None:
         """Goes on from the newest checkpoint, if this start is not the first; publishes the weights.
@@ -157,7 +164,9 @@ class Learning:
                     break
                 self.publish()
                 continue
-            closing = self._take(await self._receiver.get())
+            segments = await self._receiver.get()
+            await self._meet(segments)
+            closing = self._take(segments)
             # Every source that a cut names sends a marker; the first ends the collection. In lockstep only one lives:
             # the settings refuse several stepping processes there, else this would have to wait for all markers.
             # Just after stepping died, a cut may name its former start too. Should that marker come first, this update
@@ -165,6 +174,13 @@ class Learning:
             if self._lockstep and closing and self._learner.buffered:
                 break
         self._context.waiting_for = ""
+
+    async def _meet(self, segments: Segments) -> None:
+        """Other behavior names are in our groups: the critic is told what they see and do."""
+        for name in self._learner.strangers(segments):
+            spec, _ = await spec_of(self._context, self._coordination, name)
+            self._learner.meet({name: spec})
+            self._context.log.info("mates_met", mates=name)
 
     def _take(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new cut."""
@@ -198,11 +214,25 @@ class Learning:
             registry.observe_mean(statistic, value, behavior=name)
         if report.skipped:
             self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
-        if report.group_rewards and not self._warned:
-            self._warned = True
+        if not self._said:
+            self._say_of_groups(report)
+
+    def _say_of_groups(self, report: UpdateReport) -> None:
+        """Says once where algorithm and simulator do not belong together."""
+        grouped = self._behavior.trainer_type == "poca"
+        if report.group_rewards and not grouped:
+            self._said = True
             self._context.log.warning(
-                "group_rewards_ignored", cause="trainer_type ppo learns from an agent's own reward only", notice=True
+                "group_rewards_ignored",
+                cause="trainer_type ppo learns from an agent's own reward only; poca learns from the group's",
+                notice=True,
             )
+        if grouped:
+            self._said = True
+            if not report.groups:
+                self._context.log.info(
+                    "no_groups", cause="every agent is a group of its own, from which poca learns too", notice=True
+                )
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -257,7 +287,7 @@ async def run(context: Context) -> None:
         behavior = context.run.settings.behaviors[name]
         learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
         context.log.info("networks", **learner.sizes)
-        learning = Learning(context, learner, board, policies, receiver)
+        learning = Learning(context, learner, board, policies, receiver, coordination)
         await learning.begin(versions)
         await learning.loop()
         context.waiting_for = "the end"

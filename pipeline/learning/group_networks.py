@@ -8,7 +8,6 @@ of a recurrent memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +27,7 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.networks.actor import Actor
 from pipeline.networks.encoders import Encoder, Inputs
 from pipeline.networks.group_critic import GroupCritic, Moments, Remembered
-from pipeline.networks.limits import HEADS, Unsupported
+from pipeline.networks.limits import HEADS
 from pipeline.networks.recurrent import Layout
 from pipeline.specs import BehaviorSpec
 
@@ -196,7 +195,6 @@ class GroupNetworks:
         self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
     ) -> None:
         network = settings.network_settings
-        _refuse(settings)
         self.specs: dict[str, BehaviorSpec] = {behavior: spec}
         self.actor = Actor(spec, network, generator)
         self.critic = GroupCritic(behavior, self.specs, network, tuple(settings.reward_signals.named()), generator)
@@ -336,22 +334,6 @@ class GroupNetworks:
         layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
         memory = torch.from_numpy(np.concatenate([at_windows[which], at_sequences[of_q]]))
         return prepared.show(moments, rows), Remembered(layout, memory, len(which)), moments, rows
-
-
-def _refuse(settings: TrainerSettings) -> None:
-    units = settings.network_settings.hidden_units
-    if units % HEADS:
-        raise Unsupported(
-            got=f"hidden_units {units} with trainer_type poca",
-            expected=f"a multiple of {HEADS}, one part for each attention head of the group's critic",
-            remedy=f"set network_settings.hidden_units to {math.ceil(units / HEADS) * HEADS}",
-        )
-    if settings.hyperparameters.shared_critic:
-        raise Unsupported(
-            got="shared_critic with trainer_type poca",
-            expected="a critic of its own: it sees the whole group, an actor sees itself",
-            remedy="remove hyperparameters.shared_critic",
-        )
 
 
 def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.float32], ...]) -> list[Floats]:

@@ -9,20 +9,65 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from pipeline.errors import CheckpointError, ServiceError
 from pipeline.learning.buffer import SegmentBuffer
 from pipeline.learning.checkpoints import Checkpoint
-from pipeline.learning.ppo import PPO, UpdateReport
+from pipeline.learning.group_buffer import GroupBuffer
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.poca import POCA
+from pipeline.learning.ppo import PPO
+from pipeline.learning.report import UpdateReport
 from pipeline.learning.settings import TrainerSettings
 from pipeline.messages.service import PolicyWeights, Segments
+from pipeline.networks.actor import Actor
 from pipeline.networks.weights import Arrays, load_arrays, non_finite, to_arrays, weights_sha256
-from pipeline.specs import BehaviorSpec
+from pipeline.specs import BehaviorSpec, read_spec
+
+
+class Algorithm(Protocol):
+    """What learns from batches of its own kind."""
+
+    actor: Actor
+    modules: nn.ModuleDict
+    optimizer: Adam
+
+    def update(self, batch: Any, version: int, trained: int) -> UpdateReport:
+        """Trains on a batch."""
+
+
+class Buffer(Protocol):
+    """Finished segments, oldest first."""
+
+    steps: int
+
+    def add(self, record: Segments) -> None:
+        """Appends the segments of `record`."""
+
+    def whole(self, steps: int) -> int:
+        """How many steps `take` would take."""
+
+    def take(self, steps: int) -> Any:
+        """Removes about as many of the oldest steps, as a batch."""
+
+    def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
+        """Drops what is older than `max_lag` versions, but keeps as many steps; returns how many it dropped."""
+
+
+def _algorithm(
+    behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
+) -> tuple[Algorithm, Buffer]:
+    length = settings.network_settings.sequence_length
+    if settings.trainer_type == "poca":
+        return POCA(behavior, spec, settings, generator), GroupBuffer(length)
+    return PPO(spec, settings, generator), SegmentBuffer(length)
 
 
 class Learner:
@@ -53,11 +98,10 @@ class Learner:
         self.stale = 0
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        self._ppo = PPO(spec, settings, self._generator)
-        self._networks = self._ppo.networks.modules
-        self._buffer = SegmentBuffer(settings.network_settings.sequence_length)
+        self._algorithm, self._buffer = _algorithm(behavior, spec, settings, self._generator)
+        self._networks = self._algorithm.modules
         self._episode_returns: list[NDArray[np.float32]] = []
-        self._description = _description(spec, settings)
+        self._spec = spec
 
     @property
     def buffered(self) -> int:
@@ -77,7 +121,7 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Any]:
         """What the networks are made of, for the log: features of the body, and parameters of actor and critic."""
-        actor, critic = self._ppo.actor, self._ppo.networks.critic
+        actor = self._algorithm.actor
         memory = self.settings.network_settings.memory
         return {
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
@@ -87,7 +131,9 @@ class Learner:
             "memory": 0 if memory is None else memory.memory_size,
             "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
             "actor_parameters": sum(parameter.numel() for parameter in actor.parameters()),
-            "critic_parameters": 0 if critic is None else sum(parameter.numel() for parameter in critic.parameters()),
+            "critic_parameters": sum(
+                parameter.numel() for name, parameter in self._networks.named_parameters() if name.startswith("critic.")
+            ),
         }
 
     @property
@@ -95,8 +141,30 @@ class Learner:
         """Hash of the present weights of actor and critic: equal for equal weights only."""
         return weights_sha256(to_arrays(self._networks))
 
+    @property
+    def mates(self) -> Mapping[str, BehaviorSpec]:
+        """Specs of the other behavior names that share groups with this one, as far as met."""
+        if not isinstance(self._algorithm, POCA):
+            return {}
+        return {name: spec for name, spec in self._algorithm.networks.specs.items() if name != self.behavior}
+
+    def strangers(self, record: Segments) -> list[str]:
+        """Behavior names in the groups of `record` that `meet` has not been told of."""
+        shared = record.shared.mates if record.shared is not None else ()
+        return [one.behavior for one in shared if one.behavior not in self.mates]
+
+    def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        """Other behavior names share groups with this one from now on. Those met before are left out.
+
+        Raises:
+            Unsupported: no encoder can be built for one of them.
+        """
+        new = {name: spec for name, spec in specs.items() if name not in self.mates}
+        if new and isinstance(self._algorithm, POCA):
+            self._algorithm.meet(new)
+
     def add(self, record: Segments) -> None:
-        """Takes finished segments into the buffer."""
+        """Takes finished segments into the buffer; all names in their groups have been met."""
         self._buffer.add(record)
         if len(record.episodes.returns):
             self._episode_returns.append(record.episodes.returns)
@@ -127,7 +195,7 @@ class Learner:
             ValueError: there are fewer steps, or none.
         """
         size = self._buffer.steps if everything else self.settings.hyperparameters.buffer_size
-        report = self._ppo.update(self._buffer.take(size), self.version, self.trained)
+        report = self._algorithm.update(self._buffer.take(size), self.version, self.trained)
         self.version += 1
         self.updates += 1
         self.trained += report.steps
@@ -143,7 +211,7 @@ class Learner:
         Raises:
             ServiceError: one is not finite.
         """
-        arrays = self._ppo.actor.arrays()
+        arrays = self._algorithm.actor.arrays()
         if bad := non_finite(arrays):
             raise ServiceError(
                 f"got weights of {self.behavior} with NaN or infinity in {bad[:4]}; expected finite weights; "
@@ -157,10 +225,10 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Copies of everything needed to go on; not the buffer."""
-        moments: Arrays = {name: moment.numpy().copy() for name, moment in self._ppo.moments.items()}
+        moments: Arrays = {name: moment.numpy().copy() for name, moment in self._algorithm.optimizer.moments.items()}
         return Checkpoint(
             behavior=self.behavior,
-            description=self._description,
+            description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
@@ -174,6 +242,7 @@ class Learner:
         Raises:
             CheckpointError: it is of another behavior, spec or network; nothing was changed.
         """
+        self.meet({name: read_spec(plain) for name, plain in checkpoint.description.get("mates", {}).items()})
         self._same(checkpoint)
         own = self.checkpoint().optimizer
         if {name: array.shape for name, array in own.items()} != {
@@ -185,7 +254,7 @@ class Learner:
                 remedy="use a checkpoint of this version of sparring",
             )
         self.load_weights(checkpoint)
-        for name, moment in self._ppo.moments.items():
+        for name, moment in self._algorithm.optimizer.moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
         self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
         self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
@@ -200,7 +269,7 @@ class Learner:
 
     def _same(self, checkpoint: Checkpoint) -> None:
         own, other = (
-            {"behavior": self.behavior} | self._description,
+            {"behavior": self.behavior} | self._description(),
             {"behavior": checkpoint.behavior} | checkpoint.description,
         )
         if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
@@ -210,13 +279,15 @@ class Learner:
                 remedy="resume with the settings and the simulator of the run that wrote it, or start a new run",
             )
 
-
-def _description(spec: BehaviorSpec, settings: TrainerSettings) -> dict[str, Any]:
-    """What the networks are built from, as JSON gives it back."""
-    described = {
-        "spec": dataclasses.asdict(spec),
-        "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
-        "shared_critic": settings.hyperparameters.shared_critic,
-        "signals": list(settings.reward_signals.named()),
-    }
-    return dict(json.loads(json.dumps(described)))
+    def _description(self) -> dict[str, Any]:
+        """What the networks are built from, as JSON gives it back."""
+        settings = self.settings
+        described = {
+            "trainer": settings.trainer_type,
+            "spec": dataclasses.asdict(self._spec),
+            "mates": {name: dataclasses.asdict(spec) for name, spec in self.mates.items()},
+            "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
+            "shared_critic": settings.hyperparameters.shared_critic,
+            "signals": list(settings.reward_signals.named()),
+        }
+        return dict(json.loads(json.dumps(described)))

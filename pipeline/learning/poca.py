@@ -18,20 +18,21 @@ Reinforcement Learning"), one update at a time: teams that share a reward, and m
 7. Loss: surrogate + 0.5 (value loss + 0.5 baseline loss) - beta entropy (ML-Agents). The value loss is the mean over
    moments, the baseline loss that over decisions, both plain squared errors unless clipping is asked for (see `ppo`).
 8. Advantages are normalised over the whole buffer, over all decisions (ML-Agents).
-9. A minibatch is whole moments, so that members share what is made of their mates: moments in a random order until there
-   are `batch_size` decisions. What is left over is left out, as in ML-Agents.
+9. A minibatch is whole moments in a random order, so that members share what is made of their mates. There are as many
+   as `batch_size` goes into the number of decisions, of about equal size; nothing is left out.
 10. A critic that remembers has a memory for each group, for its value, and one for each member, for its baseline.
    A minibatch is whole windows of `sequence_length` group times.
 11. The number of members, scaled to [-1, 1] by the largest ever seen, stands beside the encoding (ML-Agents).
 12. An agent without a group is a group of one: its baseline is a second value of the same observation.
 
-B rows of a minibatch, M its moments, R rows of the batch, K moments of the batch, T of these within segments, S signals.
+B rows of a minibatch, M its moments, R rows of the batch, K moments of the batch, T of these within segments, S reward
+signals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -193,7 +194,7 @@ class POCA:
     def _minibatches(
         self, batch: GroupBatch, prepared: Prepared, found: Estimates, targets: Targets
     ) -> Iterator[Minibatch]:
-        """Moments, or windows of them, in a random order, until there are `batch_size` decisions (9, 10)."""
+        """Moments, or windows of them, in a random order, about `batch_size` decisions at a time (9, 10)."""
         windows = prepared.windows
         for which in shuffled(windows.rows, self.settings.hyperparameters.batch_size, self.generator):
             if found.groups is None or found.members is None:
@@ -266,31 +267,26 @@ class POCA:
         return statistics
 
 
-def shuffled(rows_U: Numbers, size: int, generator: torch.Generator) -> Iterator[Numbers]:
-    """Units that hold rows in a random order, some at a time: as few as hold `size` rows; all where they hold fewer.
+def shuffled(rows_U: Numbers, size: int, generator: torch.Generator) -> list[Numbers]:
+    """Units that hold rows in a random order, in as many parts as there are `size` rows in all, at least one.
 
-    What is left over is left out.
+    The parts hold about equal numbers of rows; nothing is left out.
 
     Args:
         rows_U: rows of each unit.
-        size: rows of a minibatch, at least.
+        size: rows of a minibatch.
         generator: random source.
     """
     units = np.flatnonzero(rows_U)
     order = units[torch.randperm(len(units), generator=generator).numpy()]
     ends = np.cumsum(rows_U[order])
-    start, before = 0, 0
-    while start < len(order):
-        stop = int(np.searchsorted(ends, before + size)) + 1
-        if stop > len(order):
-            if not start:
-                yield order
-            return
-        yield order[start:stop]
-        start, before = stop, int(ends[stop - 1])
+    parts = max(1, int(ends[-1]) // size)
+    bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
+    return [part for part in np.split(order, bounds) if part.size]
 
 
 def _some(rows: Rows, which_B: Tensor) -> Rows:
     """Some of the decisions."""
     inputs: Inputs = tuple(column.index_select(0, which_B) for column in rows.inputs)
-    return Rows(inputs, *(None if column is None else column.index_select(0, which_B) for column in rows[1:]))
+    others: Any = (None if column is None else column.index_select(0, which_B) for column in rows[1:])
+    return Rows(inputs, *others)

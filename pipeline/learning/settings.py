@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pipeline.networks.limits import HEADS
 from pipeline.networks.settings import NetworkSettings
 
 TrainerType = Literal["ppo", "poca"]
@@ -214,6 +215,23 @@ class TrainerSettings(_Model):
                 "write ppo and keep only the hyperparameters that ppo knows"
             )
         return value
+
+    @model_validator(mode="after")
+    def _critic_of_groups(self) -> TrainerSettings:
+        if self.trainer_type != "poca":
+            return self
+        units = self.network_settings.hidden_units
+        if units % HEADS:
+            raise ValueError(
+                f"got trainer_type poca with network_settings.hidden_units {units}; expected a multiple of {HEADS}, "
+                f"one part for each attention head of the group's critic; set it to {-(-units // HEADS) * HEADS}"
+            )
+        if self.hyperparameters.shared_critic:
+            raise ValueError(
+                "got trainer_type poca with hyperparameters.shared_critic true; expected a critic of its own, because "
+                "it sees the whole group and an actor sees itself; remove shared_critic"
+            )
+        return self
 
     @property
     def steps_between_checkpoints(self) -> int:

@@ -48,8 +48,6 @@ def without_effect(settings: Settings) -> list[str]:
 
 
 def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
-    if behavior.trainer_type == "poca":
-        yield "trainer_type: poca"
     if behavior.self_play is not None:
         yield "self_play: ghosts"
     if behavior.behavioral_cloning is not None:
