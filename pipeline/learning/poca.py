@@ -18,10 +18,11 @@ Reinforcement Learning"), one update at a time: teams that share a reward, and m
 7. Loss: surrogate + 0.5 (value loss + 0.5 baseline loss) - beta entropy (ML-Agents). The value loss is the mean over
    moments, the baseline loss that over decisions, both plain squared errors unless clipping is asked for (see `ppo`).
 8. Advantages are normalised over the whole buffer, over all decisions (ML-Agents).
-9. A minibatch is whole moments in a random order, so that members share what is made of their mates. There are as many
-   as `batch_size` goes into the number of decisions, of about equal size; nothing is left out.
+9. Actor and critic have no parameter in common, so each gets minibatches of its own kind: the actor single decisions in
+   a random order, as in PPO, because those of one moment are much alike; the critic as many parts of whole moments in a
+   random order, because there members share what is made of their mates.
 10. A critic that remembers has a memory for each group, for its value, and one for each member, for its baseline.
-   A minibatch is whole windows of `sequence_length` group times.
+    Its minibatches are whole windows of `sequence_length` group times, the actor's are sequences.
 11. The number of members, scaled to [-1, 1] by the largest ever seen, stands beside the encoding (ML-Agents).
 12. An agent without a group is a group of one: its baseline is a second value of the same observation.
 
@@ -40,16 +41,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.learning import losses, returns, signals
+from pipeline.learning.actor_critic import Recalled, Recurrence
 from pipeline.learning.group_buffer import GroupBatch
 from pipeline.learning.group_networks import Estimates, GroupNetworks, Prepared
 from pipeline.learning.optimizer import Adam
+from pipeline.learning.ppo import minibatches, recurrent_minibatches
 from pipeline.learning.report import UpdateReport, general, lags, means
 from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.encoders import Inputs
 from pipeline.networks.group_critic import Moments, Remembered
-from pipeline.networks.recurrent import Layout
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
@@ -65,7 +66,7 @@ class Targets(NamedTuple):
     Attributes:
         returns: [K, S] lambda return at each moment.
         values: [K, S] before the update.
-        rows: the decisions; their `values` are the baselines before the update. Inputs are those of the whole batch.
+        rows: the decisions; their `values` are the baselines before the update.
     """
 
     returns: Tensor
@@ -73,23 +74,19 @@ class Targets(NamedTuple):
     rows: Rows
 
 
-class Minibatch(NamedTuple):
-    """Whole moments.
+class Criticised(NamedTuple):
+    """Whole moments, for a step of the critic.
 
     Attributes:
         moments: [M] numbers of them.
-        rows: decisions made then.
+        rows: [B] decisions made then.
         shown: what the critic sees.
-        layout: the sequences of the decisions; None where nothing is remembered, as the two after it.
-        actor: memory of the actor at the start of each.
-        remembered: sequences and memory of the critic.
+        remembered: sequences, and what it remembers at their starts; None where nothing is remembered.
     """
 
     moments: Tensor
-    rows: Rows
+    rows: Tensor
     shown: Moments
-    layout: Layout | None
-    actor: Tensor | None
     remembered: Remembered | None
 
 
@@ -143,9 +140,9 @@ class POCA:
         estimates = self.networks.estimate(prepared, batch)
         targets = self._targets(batch, prepared, estimates, coefficients.epsilon)
         done = [
-            self._step(minibatch, targets, coefficients)
+            self._step(rows, recalled, criticised, targets, coefficients)
             for _ in range(self.settings.hyperparameters.num_epoch)
-            for minibatch in self._minibatches(batch, prepared, estimates, targets)
+            for (rows, recalled), criticised in self._minibatches(batch, prepared, estimates, targets)
         ]
         self.networks.update(prepared)
         taken = [step for step in done if step is not None]
@@ -179,7 +176,7 @@ class POCA:
         inputs = prepared.inputs[0]
         assert inputs is not None
         rows = Rows(
-            inputs=inputs,
+            inputs=tuple(column[: batch.steps] for column in inputs),
             continuous=torch.from_numpy(batch.own.continuous),
             discrete=torch.from_numpy(batch.own.discrete).long(),
             masks=None if batch.masks is None else torch.from_numpy(batch.masks),
@@ -193,25 +190,39 @@ class POCA:
 
     def _minibatches(
         self, batch: GroupBatch, prepared: Prepared, found: Estimates, targets: Targets
-    ) -> Iterator[Minibatch]:
-        """Moments, or windows of them, in a random order, about `batch_size` decisions at a time (9, 10)."""
+    ) -> Iterator[tuple[tuple[Rows, Recalled | None], Criticised]]:
+        """As many minibatches of the actor as PPO has, and for each a part of the moments (9, 10)."""
+        size, windows = self.settings.hyperparameters.batch_size, prepared.windows
+        if found.groups is None or batch.carried is None:
+            count = batch.steps // min(size, batch.steps)
+            of_actor: Iterator[Any] = minibatches(targets.rows, size, self.generator)
+        else:
+            first, lengths = windows.first_q, windows.lengths_q
+            memory = batch.carried[windows.by_window, : self.networks.memory]
+            recurrence = Recurrence(first=first, lengths=lengths, actor=memory, critic=None)
+            some = min(max(1, size // batch.sequence_length), len(lengths))
+            count = len(lengths) // some
+            of_actor = recurrent_minibatches(targets.rows, recurrence, some, self.generator)
+        of_critic = shuffled(windows.rows, count, self.generator)
+        for at, of_policy in enumerate(of_actor):
+            yield of_policy, self._criticised(prepared, found, of_critic[at % len(of_critic)])
+
+    def _criticised(self, prepared: Prepared, found: Estimates, which: Numbers) -> Criticised:
+        """Some windows."""
+        if found.groups is not None and found.members is not None:
+            shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
+            return Criticised(torch.from_numpy(moments), torch.from_numpy(rows), shown, remembered)
         windows = prepared.windows
-        for which in shuffled(windows.rows, self.settings.hyperparameters.batch_size, self.generator):
-            if found.groups is None or found.members is None:
-                moments, of_q = windows.moments(which), windows.of_windows(which)
-                rows = windows.first_q[of_q]
-                shown, remembered, layout, actor = prepared.show(moments, rows), None, None, None
-            else:
-                assert batch.carried is not None
-                shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
-                of_q = windows.of_windows(which)
-                layout = Layout(windows.lengths_q[of_q])
-                actor = torch.from_numpy(batch.carried[windows.by_window[of_q], : self.networks.memory])
-            chosen = _some(targets.rows, torch.from_numpy(rows))
-            yield Minibatch(torch.from_numpy(moments), chosen, shown, layout, actor, remembered)
+        moments, rows = windows.moments(which), windows.first_q[windows.of_windows(which)]
+        return Criticised(torch.from_numpy(moments), torch.from_numpy(rows), prepared.show(moments, rows), None)
 
     def _step(
-        self, minibatch: Minibatch, targets: Targets, coefficients: Coefficients
+        self,
+        rows: Rows,
+        recalled: Recalled | None,
+        criticised: Criticised,
+        targets: Targets,
+        coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """One step of Adam on a minibatch (7).
 
@@ -219,28 +230,35 @@ class POCA:
             Objective [B], squared errors of values [M, S] and baselines [B, S], and entropy; None where the gradient
             was not finite and nothing was done.
         """
-        critic, rows = self.networks.critic, minibatch.rows
-        head_BH = self.actor(rows.inputs, minibatch.layout, minibatch.actor)
-        if minibatch.remembered is None:
-            values_MS, baselines_BS = critic(minibatch.shown)
+        critic = self.networks.critic
+        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
+        head_BH = self.actor(rows.inputs, layout, memory)
+        if criticised.remembered is None:
+            values_MS, baselines_BS = critic(criticised.shown)
         else:
-            values_MS, baselines_BS, _ = critic.remember(minibatch.shown, minibatch.remembered)
+            values_MS, baselines_BS, _ = critic.remember(criticised.shown, criticised.remembered)
         with torch.no_grad():
             chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
-            returns_MS = targets.returns.index_select(0, minibatch.moments)
-            old_values_MS = old_baselines_BS = None
-            if self.settings.hyperparameters.clip_value_loss:
-                old_values_MS, old_baselines_BS = targets.values.index_select(0, minibatch.moments), rows.values
-            epsilon = coefficients.epsilon
-            squares_MS, to_values_MS = losses.value_loss_of(values_MS, returns_MS, old_values_MS, epsilon, VALUE_WEIGHT)
-            squares_BS, to_baselines_BS = losses.value_loss_of(
-                baselines_BS, rows.returns, old_baselines_BS, epsilon, BASELINE_WEIGHT
+            squares_MS, to_values_MS = self._squares(
+                values_MS, targets.returns, targets.values, criticised.moments, coefficients.epsilon, VALUE_WEIGHT
+            )
+            every = targets.rows
+            squares_BS, to_baselines_BS = self._squares(
+                baselines_BS, every.returns, every.values, criticised.rows, coefficients.epsilon, BASELINE_WEIGHT
             )
             outputs = (head_BH, self.actor.log_sigma, values_MS, baselines_BS)
             gradients = (chosen.to_head, chosen.to_log_sigma, to_values_MS, to_baselines_BS)
             if not self.optimizer.step(outputs, gradients):
                 return None
         return chosen.objective, squares_MS, squares_BS, chosen.entropy
+
+    def _squares(
+        self, found: Tensor, returns_: Tensor, before: Tensor, which: Tensor, epsilon: float, weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """Squared errors of some values or baselines, and the derivative of their mean times `weight`."""
+        clipped = self.settings.hyperparameters.clip_value_loss
+        old = before.index_select(0, which) if clipped else None
+        return losses.value_loss_of(found, returns_.index_select(0, which), old, epsilon, weight)
 
     def _statistics(
         self,
@@ -267,26 +285,16 @@ class POCA:
         return statistics
 
 
-def shuffled(rows_U: Numbers, size: int, generator: torch.Generator) -> list[Numbers]:
-    """Units that hold rows in a random order, in as many parts as there are `size` rows in all, at least one.
-
-    The parts hold about equal numbers of rows; nothing is left out.
+def shuffled(rows_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:
+    """Units that hold rows in a random order, in at most as many parts, which hold about equal numbers of rows.
 
     Args:
         rows_U: rows of each unit.
-        size: rows of a minibatch.
+        parts: at least 1.
         generator: random source.
     """
     units = np.flatnonzero(rows_U)
     order = units[torch.randperm(len(units), generator=generator).numpy()]
     ends = np.cumsum(rows_U[order])
-    parts = max(1, int(ends[-1]) // size)
     bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
     return [part for part in np.split(order, bounds) if part.size]
-
-
-def _some(rows: Rows, which_B: Tensor) -> Rows:
-    """Some of the decisions."""
-    inputs: Inputs = tuple(column.index_select(0, which_B) for column in rows.inputs)
-    others: Any = (None if column is None else column.index_select(0, which_B) for column in rows[1:])
-    return Rows(inputs, *others)

@@ -68,7 +68,8 @@ class Remembered(NamedTuple):
 class GroupCritic(nn.Module):
     """Embeddings for every behavior name, attention over the members that are there, and two heads.
 
-    A member is embedded twice: as what it sees, and as what it sees and does. The value attends to all members without
+    A member is embedded twice: as what it sees, and as what it sees and does; what the second adds is learned, so what
+    either learns to see serves both. The value attends to all members without
     their actions. The baseline of a member attends to itself without its action and to its mates with theirs (Cohen et
     al. 2021, arXiv 2111.05992, section 4): embeddings, queries, keys and values are made once for each member, and
     shared by the baselines of all its mates.
@@ -128,8 +129,8 @@ class GroupCritic(nn.Module):
         first = not self.encoders
         seen = {"normalize": False} if first else {"previous_action": False}
         encoder = Encoder(spec, self._settings.model_copy(update=seen), generator)
-        done = spec.actions.continuous + spec.actions.mask_size
-        observed, acted = (nn.Linear(encoder.size + more, self._settings.hidden_units) for more in (0, done))
+        sizes = (encoder.size, spec.actions.continuous + spec.actions.mask_size)
+        observed, acted = (nn.Linear(size, self._settings.hidden_units) for size in sizes)
         for layer in (observed, acted):
             draw(layer, 1.0, generator)
         self.encoders.append(encoder)
@@ -182,8 +183,8 @@ class GroupCritic(nn.Module):
             self.encoders, self.observed, self.acted, moments.inputs, moments.actions, strict=True
         ):
             if rows is not None and done is not None:
-                features = encoder(rows)
-                embedded.append((silu(observed(features)), silu(acted(torch.cat([features, done], 1)))))
+                seen = observed(encoder(rows))
+                embedded.append((silu(seen), silu(seen + acted(done))))
         pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
         inputs = [self.attention.before(column) for column in pairs]
         features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)

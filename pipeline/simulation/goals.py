@@ -41,8 +41,8 @@ class Goals:
 
     Every member has a goal of its own, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within
     [-1, 1]: a discrete 1 is +, a 0 is -. A member ends when its position is at an end, and is gone; the others go on.
-    When the last one ends, the group gets 1.06 times the mean of position times goal over all members, and the next
-    episode starts; every decision of an area before that costs its group 0.01.
+    The group then gets its share, 1.06 times position times goal over the number of members. When the last one ends, the
+    next episode starts; every decision of an area before that costs its group 0.01.
 
     Observation `goal` [1]: the member's own.
 
@@ -99,8 +99,8 @@ class Goals:
         arrived = self._here & (np.abs(self._positions) >= 1)
         self._here &= ~arrived
         over = ~self._here.any(1)
-        reached = SUCCESS * (self._positions * self._goals).mean(1)
-        earned = np.where(over, reached, -TIME_PENALTY)
+        reached = SUCCESS * (arrived * self._positions * self._goals).mean(1)
+        earned = reached - np.where(over, 0, TIME_PENALTY)
         last = [self._ends(part, arrived, earned) for part in self._parts]
         self._restart(np.flatnonzero(over))
         return self._reports(last, np.where(over, 0, earned))

@@ -44,7 +44,7 @@ class Rooms:
         areas: corridors side by side.
         members: of each group, 2 or more.
         behavior: name of the behavior.
-        own_rewards: give every member that is there the group's reward as its own, instead of the group.
+        own_rewards: give every member that is there the group's reward as its own too, for trainers that know no group.
 
     Raises:
         SettingsError: fewer than 2 members.
@@ -115,7 +115,7 @@ class Rooms:
         """Holds nothing."""
 
     def _earned(self, rewards: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        return {"rewards" if self._own_rewards else "group_rewards": rewards}
+        return {"group_rewards": rewards} | ({"rewards": rewards} if self._own_rewards else {})
 
     def _hold(self) -> NDArray[np.bool_]:
         """[areas, members] Who has just taken the button, and is gone now."""

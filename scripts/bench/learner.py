@@ -180,8 +180,7 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):
                 outputs = (ppo.actor(inputs), ppo.actor.log_sigma, ppo.networks.critic(inputs))
-                ppo.parameters.backward(outputs, gradients)
-                ppo.optimizer.step()
+                ppo.optimizer.step(outputs, gradients)
 
     return run
 

@@ -16,6 +16,7 @@ from pipeline.learning.settings import (
     ExtrinsicSettings,
     Hyperparameters,
     RewardSignals,
+    RndSettings,
     TrainerSettings,
 )
 from pipeline.messages.service import Episodes
@@ -82,14 +83,14 @@ def returns_normalized(values):
 
 def test_an_update_follows_the_gradient_of_the_papers_loss():
     one = fed(learner(batch_size=64, num_epoch=1), masked=True, terminated=[True, False])
-    ppo, batch = one._ppo, one._buffer.take_all()
+    ppo, batch = one._algorithm, one._buffer.take_all()
     coefficients = Coefficients.at(one.settings, 0)
     loss, policy, value, entropy = plain_loss(ppo, batch, coefficients.epsilon, coefficients.beta)
-    ppo.parameters.gradient.zero_()
+    ppo.optimizer.parameters.gradient.zero_()
     loss.backward()
-    expected = ppo.parameters.gradient.clone()
+    expected = ppo.optimizer.parameters.gradient.clone()
     report = ppo.update(batch, version=1, trained=0)
-    torch.testing.assert_close(ppo.parameters.gradient, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ppo.optimizer.parameters.gradient, expected, rtol=1e-4, atol=1e-6)
     assert report.statistics["Losses/Policy Loss"] == pytest.approx(abs(policy.item()), rel=1e-4)
     assert report.statistics["Losses/Value Loss"] == pytest.approx(value.item(), rel=1e-4)
     assert report.statistics["Policy/Entropy"] == pytest.approx(entropy.item(), rel=1e-4)
@@ -185,7 +186,7 @@ def test_only_the_minibatch_with_the_anomaly_is_skipped():
 def test_non_finite_weights_are_never_published():
     one = learner()
     with torch.no_grad():
-        one._ppo.actor.log_sigma[0] = float("nan")
+        one._algorithm.actor.log_sigma[0] = float("nan")
     with pytest.raises(ServiceError, match="log_sigma"):
         one.weights()
 
@@ -286,8 +287,8 @@ def test_training_is_done_at_max_steps():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"trainer_type": "poca"}, "poca"),
         ({"reward_signals": RewardSignals(curiosity=CuriositySettings())}, "curiosity"),
+        ({"trainer_type": "poca", "reward_signals": RewardSignals(rnd=RndSettings())}, "rnd"),
     ],
 )
 def test_what_can_not_be_trained_is_refused_by_name(changes, named):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import PPO, Rows, minibatches
+from pipeline.learning.ppo import PPO, minibatches
+from pipeline.learning.rows import Rows
 from pipeline.learning.settings import Hyperparameters, TrainerSettings
 from pipeline.networks import distributions
 from pipeline.networks.actor import Actor
@@ -85,7 +86,7 @@ def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(con
     ppo = PPO(SPEC, trainer, torch.Generator().manual_seed(0))
     separate = PPO(SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0))
     assert ppo.networks.critic is None
-    assert ppo.parameters.flat.numel() < 0.6 * separate.parameters.flat.numel()
+    assert ppo.optimizer.parameters.flat.numel() < 0.6 * separate.optimizer.parameters.flat.numel()
     steps = batch(ppo)
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(steps.observations))
     head, values = ppo.networks.both(inputs)

@@ -13,7 +13,8 @@ from pipeline import sequences
 from pipeline.learning import actor_critic
 from pipeline.learning.actor_critic import Recurrence
 from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import Rows, recurrent_minibatches
+from pipeline.learning.ppo import recurrent_minibatches
+from pipeline.learning.rows import Rows
 from pipeline.networks.recurrent import Layout
 
 

@@ -15,7 +15,8 @@ from trio.testing import MockClock
 
 from pipeline import sequences
 from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import PPO, UpdateReport
+from pipeline.learning.ppo import PPO
+from pipeline.learning.report import UpdateReport
 from pipeline.networks import distributions
 from pipeline.networks.recurrent import Layout
 from pipeline.simulation.goal import Goal

@@ -41,7 +41,7 @@ def test_a_file_that_can_not_be_trained_yet_is_valid_and_says_so(
     path = _file(tmp_path, "behaviors: {A: {trainer_type: poca, self_play: {play_against_current_self_ratio: 0.2}}}")
     assert main([path]) == 0
     out = capsys.readouterr().out
-    assert f"{path}: valid; not trained by this version:\n  behaviors.A.trainer_type: poca\n" in out
+    assert f"{path}: valid; not trained by this version:\n  behaviors.A.self_play: ghosts\n" in out
     assert "simulators: none to launch; waits for them at tcp://127.0.0.1:0" in out
     assert f"notice: {path}:1: " in out
 

@@ -34,10 +34,9 @@ class Twin:
             self.positions[member] = max(-1.0, min(1.0, self.positions[member] + max(-0.2, min(0.2, move))))
         ended = {member for member in self.here if abs(self.positions[member]) >= 1}
         self.here -= ended
-        if self.here:
-            return ended, -0.01, False
-        hits = [self.positions[member] * goal for member, goal in self.goals.items()]
-        return ended, (1 + 0.01 * 6) * sum(hits) / len(hits), True
+        hits = [self.positions[member] * self.goals[member] for member in ended]
+        share = (1 + 0.01 * 6) * sum(hits) / len(self.goals)
+        return ended, share - (0.01 if self.here else 0), not self.here
 
 
 def seen(rows: Decisions | Ends | None, mixed: bool) -> dict[int, tuple[float, float | None]]:
@@ -131,8 +130,8 @@ def discrete_act(report: BehaviorReport, up: dict[int, bool]) -> dict[str, Behav
     return {EVEN: act}
 
 
-def test_who_arrives_first_is_gone_and_the_group_earns_with_the_last() -> None:
-    """Member 0 ends after 5 steps with the cost of time only; member 1 dithers twice and brings the reward."""
+def test_who_arrives_first_is_gone_and_the_group_earns_the_share_of_each() -> None:
+    """Member 0 ends after 5 steps and brings its half, less the cost of time; member 1 dithers twice first."""
     game = Goals(discrete=True)
     (report,) = game.reset({}, 0)
     assert report.decisions is not None
@@ -141,13 +140,13 @@ def test_who_arrives_first_is_gone_and_the_group_earns_with_the_last() -> None:
         (report,) = game.step(discrete_act(report, {0: goals[0], 1: bool(goals[1]) ^ (step == 1)}))
     assert report.ends is not None
     assert report.ends.agents.tolist() == [0]
-    assert rewards(report.ends) == {0: pytest.approx(-0.01)}
-    assert rewards(report.decisions) == {1: pytest.approx(-0.01)}
+    assert rewards(report.ends) == {0: pytest.approx(0.52)}
+    assert rewards(report.decisions) == {1: pytest.approx(0.52)}
     for _ in range(2):
         assert report.decisions is not None
         assert report.decisions.agents.tolist() == [1]
         (report,) = game.step(discrete_act(report, {1: goals[1]}))
-    assert rewards(report.ends) == {1: pytest.approx(1.06)}
+    assert rewards(report.ends) == {1: pytest.approx(0.53)}
     assert rewards(report.decisions) == {0: 0, 1: 0}  # the next episode has both
     assert report.decisions is not None
     assert report.decisions.groups is not None

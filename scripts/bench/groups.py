@@ -1,0 +1,264 @@
+"""What a group costs: one copy for all members, against a copy of the mates' data for every member.
+
+    python scripts/bench/groups.py [2 8 32]
+
+Groups of 2, 8 and 32 members, all of whom decide at every group time. `bytes` are of encoded segments for each
+agent-step, as assembly sends them; `copying` adds what mates saw and did to each member's rows. `update` is the
+processor time of a whole update for each agent-step: values, baselines, returns, minibatches, optimiser. `copying`
+runs the same critic with the same weights and minibatches of as many decisions, but embeds and projects every mate
+anew for each member, and values each member's moment by itself. Both are timed in turn, the middle of several.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from pipeline.actions import previous_features
+from pipeline.assembly.assembler import Sizes
+from pipeline.assembly.group_assembler import GroupAssembler
+from pipeline.learning import losses, returns
+from pipeline.learning.group_buffer import GroupBatch, GroupBuffer
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.poca import BASELINE_WEIGHT, POCA, VALUE_WEIGHT
+from pipeline.learning.rows import Rows, policy_loss
+from pipeline.learning.schedules import Coefficients
+from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from pipeline.messages.codec import encode
+from pipeline.messages.service import Acted, BehaviorSteps, Joined, Mates, Reported, Segments
+from pipeline.networks.attention import attend
+from pipeline.networks.group_critic import GroupCritic
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(32,)),), actions=ActionSpec(continuous=2))
+STEPS = 4096
+BATCH = 512
+HORIZON = 32
+REPEATS = 5
+SETTINGS = TrainerSettings(
+    trainer_type="poca",
+    hyperparameters=Hyperparameters(batch_size=BATCH, buffer_size=STEPS, num_epoch=3),
+    network_settings=NetworkSettings(hidden_units=128, num_layers=2),
+    max_steps=10**9,
+)
+
+
+def assembled(members: int) -> list[Segments]:
+    """Segments of `STEPS` agent-steps, as assembly makes them."""
+    random, agents = np.random.default_rng(0), STEPS // HORIZON
+    slots, ticks = np.arange(agents, dtype=np.int32), HORIZON + 1
+    groups = 1 + np.repeat(np.arange(agents // members), members)
+    rows = np.zeros((ticks, 5), np.int32)
+    rows[:, 3:] = agents
+    rows[0, 2] = agents
+    part = BehaviorSteps(
+        behavior="B",
+        produced_before=0,
+        ticks=np.arange(1, ticks + 1),
+        completed=np.array([0] + [agents] * HORIZON),
+        rows=rows,
+        joined=Joined(
+            slots=slots,
+            agents=1 + np.arange(agents),
+            groups=groups,
+            teams=np.zeros(agents, np.int32),
+            simulators=np.zeros(agents, np.int32),
+            fresh=np.ones(agents, bool),
+        ),
+        reported=Reported(
+            slots=np.tile(slots, ticks),
+            observations=(random.standard_normal((agents * ticks, 32), np.float32),),
+            rewards=np.zeros(agents * ticks, np.float32),
+            group_rewards=np.repeat(random.random(ticks * (agents // members), np.float32), members),
+        ),
+        acted=Acted(
+            slots=None,
+            log_probs=np.full(agents * ticks, -2.8, np.float32),
+            versions=np.ones(agents * ticks, np.int64),
+            continuous=random.standard_normal((agents * ticks, 2), np.float32),
+        ),
+    )
+    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=HORIZON, flush=1, largest=2 * STEPS))
+    assembler.apply([part])
+    return list(assembler.flush())
+
+
+def copied(segments: Segments, members: int) -> Mates:
+    """What every member's rows would hold of its mates."""
+
+    def of_mates(column: Any) -> Any:
+        return np.repeat(column, members - 1, axis=0)
+
+    shared = segments.shared
+    assert shared is not None
+    nothing = np.empty(0, np.int32)
+    return Mates(
+        behavior="",
+        members=nothing,
+        lengths=nothing,
+        times=nothing,
+        next_times=nothing,
+        until=nothing,
+        observations=tuple(map(of_mates, segments.observations)),
+        next_observations=tuple(map(of_mates, segments.next_observations)),
+        continuous=of_mates(segments.continuous),
+        discrete=of_mates(segments.discrete),
+        next_continuous=of_mates(shared.next_continuous)[:0],
+        next_discrete=of_mates(shared.next_discrete)[:0],
+    )
+
+
+def size(record: Any) -> int:
+    """Bytes of an encoded record."""
+    return sum(memoryview(frame).nbytes for frame in encode(record))
+
+
+class Copying:
+    """An update in which every member's row holds copies of its mates' rows. The groups are full and in step."""
+
+    def __init__(self, poca: POCA, members: int) -> None:
+        self.poca, self.members = poca, members
+        self.actor, self.critic = poca.actor, poca.networks.critic
+        self.optimizer = Adam(poca.modules, SETTINGS.hyperparameters.learning_rate)
+
+    def prepare(self, batch: GroupBatch) -> None:
+        """The copies, which come over the wire."""
+        m, groups = self.members, len(batch.spans)
+        observed = batch.own.observations[0].reshape(groups, m, HORIZON, -1)
+        followed = batch.own.next_observations[0].reshape(groups, m, 1, -1)
+        seen = np.concatenate([observed, followed], 2)  # [groups, members, times + 1, features]
+        done = previous_features(SPEC.actions, batch.own.continuous, batch.own.discrete)
+        done = done.reshape(groups, m, HORIZON, -1)
+        others = np.array([[one for one in range(m) if one != member] for member in range(m)], np.int64)
+        self.own = torch.from_numpy(observed.reshape(STEPS, -1))
+        self.mates = torch.from_numpy(observed[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
+        self.mates_done = torch.from_numpy(done[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
+        last = seen[:, :, -1]
+        self.next_own = torch.from_numpy(last.reshape(groups * m, -1))
+        self.next_mates = torch.from_numpy(last[:, others].reshape(groups * m, m - 1, -1))
+
+    def update(self, batch: GroupBatch) -> None:
+        """Values and baselines of every row, returns of every member, minibatches of single rows."""
+        hyper, coefficients = SETTINGS.hyperparameters, Coefficients.at(SETTINGS, 0)
+        with torch.no_grad():
+            parts = [self.estimate(self.own[p], self.mates[p], self.mates_done[p]) for p in parts_of(STEPS)]
+            values, baselines = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+            following = [self.value(self.next_own[p], self.next_mates[p]) for p in parts_of(len(self.next_own))]
+        lengths = np.full(STEPS // HORIZON, HORIZON)
+        rewards = batch.group_rewards
+        ends = torch.cat(following).numpy()[:, 0]
+        target = returns.advantages(rewards, values[:, 0], ends, lengths, 0.99, hyper.lambd) + values[:, 0]
+        advantage = torch.from_numpy(returns.normalized(target - baselines[:, 0]))
+        rows = Rows(
+            inputs=(self.own,),
+            continuous=torch.from_numpy(batch.own.continuous),
+            discrete=torch.from_numpy(batch.own.discrete).long(),
+            masks=None,
+            log_prob=torch.from_numpy(batch.log_probs),
+            advantage=advantage,
+            limit=losses.clip_limit(advantage, coefficients.epsilon),
+            returns=torch.from_numpy(target[:, None]),
+            values=torch.from_numpy(baselines),
+        )
+        for _ in range(hyper.num_epoch):
+            for which in torch.split(torch.randperm(STEPS), BATCH):
+                self.step(rows, which, coefficients.beta)
+
+    def step(self, rows: Rows, which: Tensor, beta: float) -> None:
+        others: Any = (None if column is None else column[which] for column in rows[1:])
+        some = Rows((rows.inputs[0][which],), *others)
+        head = self.actor(some.inputs)
+        values, baselines = self.estimate(some.inputs[0], self.mates[which], self.mates_done[which])
+        with torch.no_grad():
+            chosen = policy_loss(self.actor, head, some, beta)
+            _, to_values = losses.value_loss(values, some.returns, VALUE_WEIGHT)
+            _, to_baselines = losses.value_loss(baselines, some.returns, BASELINE_WEIGHT)
+            self.optimizer.step(
+                (head, self.actor.log_sigma, values, baselines),
+                (chosen.to_head, chosen.to_log_sigma, to_values, to_baselines),
+            )
+
+    def estimate(self, own: Tensor, mates: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        """Value and baseline of each row, of its own copies."""
+        critic = self.critic
+        seen = critic.observed[0](torch.cat([own.unsqueeze(1), mates], 1))
+        acted = silu(seen[:, 1:] + critic.acted[0](done))
+        seen = silu(seen)
+        value, baseline = attended(critic, seen), attended(critic, torch.cat([seen[:, :1], acted], 1))
+        hidden = silu(critic.trunk(torch.cat([value, baseline])))
+        counts = torch.full((2 * len(own), 1), 2 * self.members / critic.largest.item() - 1)
+        encoding = torch.cat([hidden, counts], 1)
+        return critic.value(encoding[: len(own)]), critic.baseline(encoding[len(own) :])
+
+    def value(self, own: Tensor, mates: Tensor) -> Tensor:
+        """Value of each row alone."""
+        return self.estimate(own, mates, torch.zeros(*mates.shape[:2], SPEC.actions.continuous))[0]
+
+
+def attended(critic: GroupCritic, embedded: Tensor) -> Tensor:
+    """Mean over members of what they make of each other."""
+    attention = critic.attention
+    inputs = attention.before(embedded)
+    return attention.after(inputs + attention.merge(attend(attention.project(inputs), None))).mean(1)
+
+
+def parts_of(rows: int) -> list[slice]:
+    return [slice(start, start + 256) for start in range(0, rows, 256)]
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Processor seconds."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def same(poca: POCA, copying: Copying, batch: GroupBatch) -> None:
+    """Both estimate the same, or the comparison means nothing."""
+    poca.networks.critic.see(copying.members)
+    prepared = poca.networks.prepare(batch)
+    found = poca.networks.estimate(prepared, batch)
+    with torch.no_grad():
+        values, baselines = copying.estimate(copying.own[:256], copying.mates[:256], copying.mates_done[:256])
+    np.testing.assert_allclose(found.values[prepared.index.moments[:256]], values.numpy(), atol=1e-4)
+    np.testing.assert_allclose(found.baselines[:256], baselines.numpy(), atol=1e-4)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    sizes = [int(text) for text in sys.argv[1:]] or [2, 8, 32]
+    print("members   bytes/step  copying  | update us/step  copying  ratio   us/step and member")
+    for members in sizes:
+        (segments,) = assembled(members)
+        steps = len(segments.log_probs)
+        own, copies = size(segments) / steps, (size(segments) + size(copied(segments, members))) / steps
+        buffer = GroupBuffer()
+        buffer.add(segments)
+        batch = buffer.take_all()
+        poca = POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1))
+        copying = Copying(POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1)), members)
+        copying.critic.see(members)
+        copying.prepare(batch)
+        same(poca, copying, batch)
+        pairs = [
+            (timed(lambda: poca.update(batch, 1, 0)), timed(lambda: copying.update(batch)))  # noqa: B023 (called here)
+            for _ in range(REPEATS)
+        ]
+        ours = statistics.median(one for one, _ in pairs) / steps * 1e6
+        ratio = statistics.median(other / one for one, other in pairs)
+        bytes_column, time_column = f"{own:12.0f} {copies:8.0f}", f"{ours:14.1f} {ours * ratio:8.1f} {ratio:6.2f}"
+        print(f"{members:7} {bytes_column}  | {time_column} {ours / members:10.1f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The assembler of groups against its slow twin, in random worlds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from group_pair import GroupPair, play
+from group_records import GroupTwin
+from group_world import GroupWorld, Kind, parts_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.assembly.assembler import Sizes
+from pipeline.assembly.group_assembler import GroupAssembler
+from pipeline.messages.codec import encode
+
+MANY = 10**6
+NAMES = ("A", "B", "C")
+
+kinds = st.builds(
+    Kind,
+    names=st.sampled_from([NAMES[:1], NAMES[:2], NAMES]),
+    groups=st.integers(0, 3),
+    churn=st.sampled_from([0.02, 0.15, 0.4]),
+    moving=st.sampled_from([0.0, 0.1, 0.3]),
+    slow=st.integers(1, 3),
+    losing=st.sampled_from([0.0, 0.1]),
+    apart=st.booleans(),
+    together=st.sampled_from([0.0, 0.3]),
+    carried=st.tuples(*[st.integers(0, 2)] * 3),
+)
+one_size = st.builds(
+    lambda horizon, flush, largest, sequence: Sizes(
+        horizon=horizon, flush=min(flush, largest), largest=largest, sequence=sequence
+    ),
+    horizon=st.sampled_from([1, 2, 3, 5, 17]),
+    flush=st.sampled_from([1, 4, 30, MANY]),
+    largest=st.sampled_from([90, 120, MANY]),
+    sequence=st.sampled_from([0, 1, 2, 3, 8]),
+)
+all_sizes = st.fixed_dictionaries(dict.fromkeys(NAMES, one_size))
+seeds = st.integers(0, 2**32)
+
+
+@settings(max_examples=40)
+@given(sizes=all_sizes, kind=kinds, seed=seeds, wakes=st.integers(1, 40), cuts=st.sampled_from([0.0, 0.2]))
+def test_group_segments_are_those_of_one_object_for_each_agent_step_and_group(
+    sizes: dict[str, Sizes], kind: Kind, seed: int, wakes: int, cuts: float
+) -> None:
+    """Who was there when and saw and did what, what they earned, what followed, flags, episodes and counts."""
+    pair, world = GroupPair({name: sizes[name] for name in kind.names}), GroupWorld(random.Random(seed), kind)
+    play(pair, world, wakes, cuts)
+    pair.finish()
+    pair.compare()
+    assert not any(pair.twin.orphaned.values())
+    check_what_groups_earned(pair, world)
+
+
+def check_what_groups_earned(pair: GroupPair, world: GroupWorld) -> None:
+    """All series of a group's life together: what members got for actions, and what the group got, once."""
+    total: Counter[GroupTwin] = Counter()
+    for group, _, view in pair.matched():
+        total[group] += int(sum(view.rewards))
+    for group in pair.twin.lives:
+        ended = MANY if group.ended is None else group.ended
+        own = sum(amount for number, key, amount in world.grants if key == group.key and group.began < number <= ended)
+        assert total[group] == group.own + own
+
+
+@settings(max_examples=25)
+@given(
+    sizes=all_sizes,
+    kind=kinds,
+    seed=seeds,
+    before=st.integers(1, 15),
+    untold=st.integers(0, 3),
+    after=st.integers(1, 25),
+)
+def test_a_new_assembler_takes_up_groups_under_way(
+    sizes: dict[str, Sizes], kind: Kind, seed: int, before: int, untold: int, after: int
+) -> None:
+    """After a restart only what began before it is missing: its steps are orphaned, its episodes untold."""
+    world = GroupWorld(random.Random(seed), kind)
+    for _ in range(before):
+        world.wake()
+    world.new_reader()
+    pair = GroupPair({name: sizes[name] for name in kind.names})
+    serial = play(pair, world, untold, 0.1)  # sent again, from before the source knew of its new reader
+    world.rejoin = True
+    play(pair, world, after, 0.1, serial)
+    pair.finish()
+    pair.compare()
+
+
+@settings(max_examples=25)
+@given(kind=kinds, horizon=st.integers(1, 6), seed=seeds, batches=st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_how_many_wake_ups_come_together_changes_nothing(
+    kind: Kind, horizon: int, seed: int, batches: list[int]
+) -> None:
+    """It depends on time, and lockstep runs must not: rows, and their order, are the same to the byte."""
+    world = GroupWorld(random.Random(seed), kind)
+    sizes = Sizes(horizon=horizon, flush=MANY, largest=MANY, sequence=2)
+    one, other = (GroupAssembler("s.1", "a.1", lambda _: sizes) for _ in range(2))
+    for name in kind.names:
+        assert encode(one.greeting(name)) == encode(other.greeting(name))
+    for size in batches:
+        wakes = [world.wake() for _ in range(size)]
+        one.apply(parts_of(wakes))
+        for wake in wakes:
+            other.apply(parts_of([wake]))
+    for name in kind.names:
+        assert [encode(message) for message in one.cut(name, 1)] == [encode(m) for m in other.cut(name, 1)]

@@ -1,0 +1,293 @@
+"""The records that tell of groups' lives, small learners of them, and what both sides of a test need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from group_lives import OWN, Decision, Group, Member
+from learning_helpers import no_episodes
+from torch.distributions import Categorical, Normal
+
+from pipeline.actions import previous_features
+from pipeline.learning.group_buffer import GroupBatch, GroupBuffer, Members
+from pipeline.learning.poca import POCA
+from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from pipeline.messages.service import Mates, Segments, Shared
+from pipeline.networks.actor import Actor
+from pipeline.networks.group_critic import Moments
+from pipeline.networks.settings import MemorySettings, NetworkSettings
+from pipeline.specs import BehaviorSpec
+
+LENGTH, MEMORY, GAMMA, LAMBDA, STRENGTH = 3, 6, 0.9, 0.8, 1.5
+
+
+def decisions_of(groups: list[Group]) -> list[tuple[Group, Member, Decision]]:
+    """Our decisions in the order of a batch."""
+    return [(group, one, step) for group in groups for one in group.of(OWN) for step in one.steps]
+
+
+def moments_of(groups: list[Group]) -> list[tuple[Group, int]]:
+    """Group and time of each moment of a batch."""
+    return [(group, time) for group in groups for time in range(group.span + 1)]
+
+
+# ---------------------------------------------------------------- how it is told
+
+
+def record(
+    groups: list[Group], specs: dict[str, BehaviorSpec], *, masked: bool = True, length: int = 0, **changes: Any
+):
+    """The message that tells of group segments; what is carried at each sequence of `length` group times."""
+    own = [one for group in groups for one in group.of(OWN)]
+    steps = [step for one in own for step in one.steps]
+    starts = [step for one in own for step in _starts(one, length)] if length else []
+    shown = _shown(groups, OWN, specs[OWN])
+    masks = np.array([step.mask for step in steps]) if masked and steps else None
+    columns = {
+        "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "sequence": 1, "began": 0, "orphaned": 0,
+        "received": len(steps), "cut": 0,
+        **{name: shown[name] for name in ("lengths", "observations", "next_observations", "continuous", "discrete")},
+        "log_probs": np.array([step.log_prob for step in steps], np.float32),
+        "masks": masks,
+        "rewards": np.array([step.reward for step in steps], np.float32),
+        "group_rewards": np.array([step.group_reward for step in steps], np.float32),
+        "versions": np.array([step.version for step in steps], np.int64),
+        "terminated": np.array([one.terminated for one in own], np.bool_),
+        "interrupted": np.array([one.interrupted for one in own], np.bool_),
+        "group_ended": np.array([group.over for group in groups for _ in group.of(OWN)], np.bool_),
+        "teams": np.zeros(len(own), np.int32),
+        "groups": np.array([group.number for group in groups for _ in group.of(OWN)], np.int64),
+        "agents": np.array([one.life for one in own], np.int64),
+        "simulators": np.zeros(len(own), np.int32),
+        "episodes": no_episodes(),
+        "carried": np.array([step.carried for step in starts], np.float32) if starts else None,
+        "shared": Shared(
+            numbers=np.array([group.number for group in groups], np.int64),
+            spans=np.array([group.span for group in groups], np.int32),
+            ended=np.array([group.over for group in groups], np.bool_),
+            rewards=np.concatenate([np.zeros(0, np.float32), *(group.rewards for group in groups)]),
+            mates=tuple(
+                Mates(behavior=name, **_shown(groups, name, spec))
+                for name, spec in specs.items()
+                if name != OWN and any(group.of(name) for group in groups)
+            ),
+            **{name: column for name, column in shown.items() if name in _OF_SHARED},
+        ),
+    }  # fmt: skip
+    return Segments(**(columns | changes))
+
+
+_OF_SHARED = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")
+
+
+def _shown(groups: list[Group], name: str, spec: BehaviorSpec) -> dict[str, Any]:
+    """What critics are shown of the members of one name."""
+    members = [one for group in groups for one in group.of(name)]
+    steps, following = [step for one in members for step in one.steps], [one.following for one in members]
+    columns: dict[str, Any] = {
+        "members": np.array([len(group.of(name)) for group in groups], np.int32),
+        "lengths": np.array([len(one.steps) for one in members], np.int32),
+        "times": np.array([step.time for step in steps], np.int32),
+        "next_times": np.array([one.time for one in following], np.int32),
+        "until": np.array([one.until for one in members], np.int32),
+    }
+    for prefix, decisions in (("", steps), ("next_", following)):
+        columns |= {
+            f"{prefix}observations": tuple(
+                np.concatenate([np.zeros((0, *one.shape), one.dtype), *(step.seen[at] for step in decisions)])
+                for at, one in enumerate(spec.observations)
+            ),
+            f"{prefix}continuous": np.array([step.continuous for step in decisions], np.float32).reshape(
+                len(decisions), spec.actions.continuous
+            ),
+            f"{prefix}discrete": np.array([step.discrete for step in decisions], np.int32).reshape(
+                len(decisions), len(spec.actions.discrete)
+            ),
+        }
+    return columns
+
+
+def _starts(one: Member, length: int) -> Iterator[Decision]:
+    """First step in each window of group time."""
+    window = -1
+    for step in one.steps:
+        if step.time // length != window:
+            window = step.time // length
+            yield step
+
+
+def batch_of(groups: list[Group], specs: dict[str, BehaviorSpec], *, length: int = 0, **changes: Any) -> GroupBatch:
+    """Group segments as a learner takes them from its buffer."""
+    buffer = GroupBuffer(length)
+    buffer.add(record(groups, specs, length=length, **changes))
+    return buffer.take_all()
+
+
+def same_batch(one: GroupBatch, other: GroupBatch) -> None:
+    """All columns of two batches are equal."""
+    for name in (part.name for part in fields(GroupBatch)):
+        got, expected = getattr(one, name), getattr(other, name)
+        if name == "mates":
+            assert list(got) == list(expected)
+            for behavior in got:
+                _same_members(got[behavior], expected[behavior])
+        elif name == "own":
+            _same_members(got, expected)
+        else:
+            np.testing.assert_array_equal(got, expected, name)
+
+
+def _same_members(one: Members, other: Members) -> None:
+    for name in (part.name for part in fields(Members)):
+        got, expected = getattr(one, name), getattr(other, name)
+        if isinstance(got, tuple):
+            for ours, theirs in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs, name)
+        else:
+            np.testing.assert_array_equal(got, expected, name)
+
+
+# ---------------------------------------------------------------- who learns from it
+
+
+def poca_settings(
+    *, memory: bool = False, previous: bool = False, normalize: bool = True, **hyper: Any
+) -> TrainerSettings:
+    """Settings of a small learner of groups; what is left over goes to the hyperparameters."""
+    chosen = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "lambd": LAMBDA} | hyper
+    settings = TrainerSettings(
+        trainer_type="poca",
+        hyperparameters=Hyperparameters(**chosen),
+        network_settings=NetworkSettings(
+            normalize=normalize,
+            hidden_units=8,
+            vis_encode_type="match3",
+            memory=MemorySettings(memory_size=MEMORY, sequence_length=LENGTH) if memory else None,
+            previous_action=previous,
+        ),
+        max_steps=10_000,
+    )
+    signals = settings.reward_signals
+    assert signals.extrinsic is not None
+    extrinsic = signals.extrinsic.model_copy(update={"gamma": GAMMA, "strength": STRENGTH})
+    return settings.model_copy(update={"reward_signals": signals.model_copy(update={"extrinsic": extrinsic})})
+
+
+def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
+    """A small MA-POCA that has met all mates, and whose outputs and values are far from 0."""
+    poca = POCA(OWN, specs[OWN], poca_settings(**how), torch.Generator().manual_seed(0))
+    if mates := {name: spec for name, spec in specs.items() if name != OWN}:
+        poca.meet(mates)
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in poca.modules.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=0.2)
+    return poca
+
+
+# ---------------------------------------------------------------- a moment, by itself
+
+
+def features_of(poca: POCA, name: str, decision: Decision) -> np.ndarray:
+    """[1, P] what a network is shown of a decision's actions."""
+    spec = poca.networks.specs[name]
+    return previous_features(spec.actions, decision.continuous[None], decision.discrete[None])
+
+
+def prepared_row(poca: POCA, member: Member, decision: Decision) -> tuple[torch.Tensor, ...]:
+    """One decision's observations as a network reads them."""
+    encoder = poca.actor.encoder if member.name == OWN else poca.networks.critic.encoder(member.name)
+    before = None
+    if member.name == OWN and encoder.previous:
+        before = torch.from_numpy(_previous(poca, member, decision)[None])
+    return encoder.prepare(encoder.join(decision.seen), before)
+
+
+def _previous(poca: POCA, member: Member, decision: Decision) -> np.ndarray:
+    """What the member did before: as it was carried, or after a segment's last step as the segment tells.
+
+    Of a decision that was under way during the whole of a segment nothing is told.
+    """
+    if decision is not member.following:
+        assert decision.carried is not None
+        return decision.carried[poca.networks.memory :]
+    if member.steps:
+        return features_of(poca, OWN, member.steps[-1])[0]
+    return np.zeros(poca.actor.encoder.previous, np.float32)
+
+
+def moment(poca: POCA, group: Group, time: int) -> tuple[Moments, list[Member]]:
+    """What a critic is shown of one moment, with the baselines of all of ours that are there; and who these are."""
+    there = group.there(time)
+    assert there
+    inputs, actions, ours = [], [], []
+    for name in poca.networks.critic.names:
+        mine = [(member, decision) for member, decision in there if member.name == name]
+        rows = [prepared_row(poca, member, decision) for member, decision in mine]
+        inputs.append(tuple(torch.cat(columns) for columns in zip(*rows, strict=True)) if rows else None)
+        done = [torch.from_numpy(features_of(poca, name, decision)) for _, decision in mine]
+        actions.append(torch.cat(done) if done else None)
+        ours += [member for member, _ in mine if name == OWN]
+    count = len(there)
+    shown = Moments(
+        inputs=tuple(inputs),
+        actions=tuple(actions),
+        rows=torch.arange(count),
+        places=None,
+        shape=(1, count, len(ours)),
+        counts=torch.tensor([float(count)]),
+        decided=torch.arange(len(ours)),
+    )
+    return shown, ours
+
+
+# ---------------------------------------------------------------- a batch, written out
+
+
+def estimated(poca: POCA, batch: GroupBatch) -> tuple[Any, Any]:
+    """What the networks make of a batch before an update."""
+    prepared = poca.networks.prepare(batch)
+    return prepared, poca.networks.estimate(prepared, batch)
+
+
+def targets_by_hand(
+    groups: list[Group], values: dict[tuple[Group, int], float], baselines: dict[Decision, float]
+) -> tuple[dict[tuple[Group, int], float], dict[Decision, float]]:
+    """Return at each moment within the segments, and normalised advantage of each decision.
+
+    `R_T = r_T + gamma V_next`; `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`.
+    """
+    returns: dict[tuple[Group, int], float] = {}
+    for group in groups:
+        later = values[group, group.span]
+        for time in reversed(range(group.span)):
+            returns[group, time] = STRENGTH * float(group.rewards[time]) + GAMMA * later
+            later = LAMBDA * returns[group, time] + (1 - LAMBDA) * values[group, time]
+    decided = decisions_of(groups)
+    found = np.array([returns[group, step.time] - baselines[step] for group, _, step in decided])
+    found = (found - found.mean()) / (found.std() + 1e-10)
+    return returns, {step: float(one) for (_, _, step), one in zip(decided, found, strict=True)}
+
+
+def log_prob_and_entropy(actor: Actor, head: torch.Tensor, step: Decision) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one decision: branches' entropies add up, continuous dimensions' are averaged."""
+    assert step.mask is not None
+    actions = actor.actions
+    normal = Normal(head[: actions.continuous], actor.log_sigma.exp())
+    log_prob = normal.log_prob(torch.from_numpy(step.continuous)).sum()
+    entropy = normal.entropy().mean() if actions.continuous else torch.zeros(())
+    logits = head[actions.continuous :].masked_fill(torch.from_numpy(step.mask), -1e8)
+    for branch, number in zip(logits.split(list(actions.discrete)), step.discrete, strict=True):
+        one_of = Categorical(logits=branch)
+        log_prob, entropy = log_prob + one_of.log_prob(torch.tensor(number)), entropy + one_of.entropy()
+    return log_prob, entropy
+
+
+def surrogate_of(ratios: list[torch.Tensor], advantages: list[float], epsilon: float) -> torch.Tensor:
+    """The clipped surrogate of some decisions (Schulman et al. 2017, equation 7)."""
+    ratio, advantage = torch.stack(ratios), torch.tensor(advantages, dtype=torch.float32)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage).mean()

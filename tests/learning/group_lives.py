@@ -1,0 +1,266 @@
+"""Random lives of groups as plain objects.
+
+A story is one life of a group: who came when, decided when and left when, in the group's own time. It is cut into
+group segments, objects too; only `group_helpers.record` turns these into columns. Twins walk through the objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.networks.actor import Acting, Actor
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+OWN = "Walker"
+PLAIN = BehaviorSpec(
+    observations=(ObservationSpec(name="near", shape=(3,)), ObservationSpec(name="far", shape=(2,))),
+    actions=ActionSpec(continuous=2, discrete=(3, 2)),
+)
+RICH = BehaviorSpec(
+    observations=(
+        ObservationSpec(name="eye", shape=(1, 6, 5), kind="image", dtype="uint8"),
+        ObservationSpec(name="state", shape=(2,)),
+        ObservationSpec(name="others", shape=(3, 2), kind="entities"),
+        ObservationSpec(name="aim", shape=(2,), kind="goal"),
+    ),
+    actions=ActionSpec(discrete=(2, 3)),
+)
+MATES = {
+    "Driver": BehaviorSpec(
+        observations=(ObservationSpec(name="road", shape=(4,)),), actions=ActionSpec(continuous=1, discrete=(2,))
+    ),
+    "Crane": BehaviorSpec(observations=(ObservationSpec(name="load", shape=(1,)),), actions=ActionSpec(discrete=(4,))),
+}
+"""Behavior names that share groups with ours."""
+
+
+def specs_of(own: BehaviorSpec = PLAIN, mates: int = 0) -> dict[str, BehaviorSpec]:
+    """Specs of our own name and of some others."""
+    return {OWN: own, **dict(list(MATES.items())[:mates])}
+
+
+# ---------------------------------------------------------------- what happened
+
+
+@dataclass(eq=False)
+class Decision:
+    """What a member saw and did; `time` is the group's: of its life in a `Stay`, of the segment in a `Member`."""
+
+    time: int
+    seen: tuple[np.ndarray, ...]
+    continuous: np.ndarray
+    discrete: np.ndarray
+    log_prob: float = 0.0
+    mask: np.ndarray | None = None
+    carried: np.ndarray | None = None
+    reward: float = 0.0
+    group_reward: float = 0.0
+    version: int = 1
+
+
+@dataclass(eq=False)
+class Stay:
+    """A member in a group's life; `last` is what it saw when it ended."""
+
+    name: str
+    life: int
+    decisions: list[Decision] = field(default_factory=list)
+    end: int | None = None
+    interrupted: bool = False
+    last: Decision | None = None
+
+
+@dataclass(eq=False)
+class Member:
+    """A member in a group segment."""
+
+    name: str
+    life: int
+    steps: list[Decision]
+    following: Decision
+    until: int
+    terminated: bool = False
+    interrupted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.interrupted
+
+    def at(self, time: int) -> Decision | None:
+        """What it decided last; None where it is not there."""
+        begun = [one for one in (*self.steps, self.following) if one.time <= time]
+        return begun[-1] if begun and time < self.until else None
+
+
+@dataclass(eq=False)
+class Group:
+    """A group segment."""
+
+    number: int
+    span: int
+    over: bool
+    rewards: np.ndarray
+    members: list[Member]
+
+    def of(self, name: str) -> list[Member]:
+        return [one for one in self.members if one.name == name]
+
+    def there(self, time: int) -> list[tuple[Member, Decision]]:
+        """Who is there, and what it decided last."""
+        return [(one, decision) for one in self.members if (decision := one.at(time)) is not None]
+
+    @property
+    def steps(self) -> int:
+        """Own decisions."""
+        return sum(len(one.steps) for one in self.of(OWN))
+
+
+def observed(spec: BehaviorSpec, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """One random row of each observation; some entities are padding."""
+    columns = []
+    for one in spec.observations:
+        if one.dtype == "uint8":
+            columns.append(random.integers(0, 256, (1, *one.shape), np.uint8))
+            continue
+        column = random.standard_normal((1, *one.shape), np.float32)
+        if one.kind == "entities":
+            column[:, random.random(one.shape[0]) < 0.4] = 0
+        columns.append(column)
+    return tuple(columns)
+
+
+class World:
+    """Groups whose members come, decide and leave as chance has it; ours act by a policy, the others by chance.
+
+    Args:
+        specs: by behavior name, ours among them.
+        actor: ours; one of its own where there is none.
+        seed: of all that is random.
+    """
+
+    def __init__(self, specs: dict[str, BehaviorSpec], actor: Actor | None = None, seed: int = 0) -> None:
+        self.specs = specs
+        self.random = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        if actor is None:
+            network = NetworkSettings(hidden_units=8, vis_encode_type="match3")
+            actor = Actor(specs[OWN], network, torch.Generator().manual_seed(seed))
+        self.acting: Acting = actor.frozen()
+        self.version = 1
+        self._lives = self._groups = 0
+        self._carried: dict[int, np.ndarray] = {}
+
+    def story(self, times: int = 8, most: int = 4, over: bool | None = None) -> tuple[list[Stay], int, bool]:
+        """The stays of one group's life, its times, and whether it ended; where `over` is None as chance has it."""
+        random, over = self.random, self.random.random() < 0.5 if over is None else over
+        stays = [self._newcomer(OWN)]
+        present, new, gone = [], stays[:], []
+        for time in range(times + 1):
+            if time:
+                gone = [one for one in present if random.random() < 0.2 and (over or len(present) > 1)]
+                gone = present if over and time == times else gone
+                present = [one for one in present if one not in gone]
+                for one in gone:
+                    self._leave(one, time)
+                if not present and over:
+                    return stays, time, True
+                if not present:
+                    present.append(self._stays(gone.pop()))
+                room = most - len(present)
+                new = [self._newcomer() for _ in range(room) if random.random() < 0.3]
+                stays += new
+            deciding = [*new, *(one for one in present if random.random() < 0.6)]
+            present += new
+            if not deciding and not gone:
+                deciding = [present[random.integers(len(present))]]
+            for one in deciding:
+                one.decisions.append(self._decide(one, time))
+        return stays, times, False
+
+    def group(self, times: int = 8, most: int = 4, over: bool | None = None, horizon: int = 99) -> list[Group]:
+        """The segments of one group's life that have decisions of ours, each of `horizon` times at most."""
+        stays, times, over = self.story(times, most, over)
+        self._groups += 1
+        cuts = [*range(0, times, horizon), times]
+        parts = [self._segment(stays, begin, end, over and end == times) for begin, end in pairwise(cuts)]
+        return [one for one in parts if one.steps]
+
+    def groups(self, count: int, **how: Any) -> list[Group]:
+        """Segments of several groups' lives; those of different groups stand in a random order."""
+        lives = [self.group(**how) for _ in range(count)]
+        out = []
+        while lives := [one for one in lives if one]:
+            out.append(lives[self.random.integers(len(lives))].pop(0))
+        return out
+
+    # ------------------------------------------------------------ inside
+
+    def _newcomer(self, name: str | None = None) -> Stay:
+        self._lives += 1
+        return Stay(list(self.specs)[self.random.integers(len(self.specs))] if name is None else name, self._lives)
+
+    def _leave(self, one: Stay, time: int) -> None:
+        one.end, one.interrupted = time, bool(self.random.random() < 0.5)
+        actions = self.specs[one.name].actions
+        nothing = np.zeros(actions.continuous, np.float32), np.zeros(len(actions.discrete), np.int32)
+        one.last = Decision(time, observed(self.specs[one.name], self.random), *nothing)
+
+    @staticmethod
+    def _stays(one: Stay) -> Stay:
+        one.end, one.last = None, None
+        return one
+
+    def _decide(self, one: Stay, time: int) -> Decision:
+        spec, random = self.specs[one.name], self.random
+        seen = observed(spec, random)
+        if one.name != OWN:
+            continuous = 2 * random.standard_normal(spec.actions.continuous, np.float32)
+            discrete = np.array([random.integers(branch) for branch in spec.actions.discrete], np.int32)
+            return Decision(time, seen, continuous, discrete)
+        mask = np.zeros((1, spec.actions.mask_size), np.bool_)
+        mask[0, 0] = random.random() < 0.5
+        carried = self._carried.setdefault(one.life, np.zeros((1, self.acting.carried), np.float32))
+        before = carried[0].copy()
+        continuous, discrete, log_prob = self.acting.act(seen, mask, self._generator, carried=carried)
+        rewards = random.standard_normal(2).tolist()
+        return Decision(
+            time, seen, continuous[0], discrete[0], float(log_prob[0]), mask[0], before, *rewards, self.version
+        )
+
+    def _segment(self, stays: list[Stay], begin: int, end: int, over: bool) -> Group:
+        members = [one for stay in stays if (one := _member(stay, begin, end, over)) is not None]
+        order = self.random.permutation(len(members)).tolist()
+        rewards = self.random.standard_normal(end - begin).astype(np.float32)
+        return Group(self._groups, end - begin, over, rewards, [members[at] for at in order])
+
+
+def _member(stay: Stay, begin: int, end: int, over: bool) -> Member | None:
+    """A stay within the group times from `begin` to `end`; None where it has no part in them.
+
+    A decision is a step where it was completed, by the next one or by the end. The one under way follows, and is the
+    first of the next segment. Who ended is not there any more; of a group's last members those that were cut still are.
+    """
+    if stay.decisions[0].time > end or (stay.end is not None and stay.end <= begin):
+        return None
+    times = [one.time for one in stay.decisions]
+    done = [*times[1:], np.inf if stay.end is None else stay.end]
+    steps = [_moved(one, begin) for one, at in zip(stay.decisions, done, strict=True) if begin < at <= end]
+    under_way = [one for one, at in zip(stay.decisions, done, strict=True) if one.time <= end < at]
+    if under_way:
+        return Member(stay.name, stay.life, steps, _moved(under_way[0], begin), end - begin + 1)
+    assert stay.end is not None
+    assert stay.last is not None
+    shown = over and stay.end == end and stay.interrupted
+    until = stay.end - begin + shown
+    return Member(stay.name, stay.life, steps, _moved(stay.last, begin), until, not stay.interrupted, stay.interrupted)
+
+
+def _moved(one: Decision, begin: int) -> Decision:
+    columns = {part.name: getattr(one, part.name) for part in fields(Decision)}
+    return Decision(**(columns | {"time": max(0, one.time - begin)}))

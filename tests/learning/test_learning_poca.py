@@ -1,0 +1,365 @@
+"""MA-POCA's update against twins that walk group by group, moment by moment, in the words of the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from group_helpers import (
+    GAMMA,
+    LAMBDA,
+    STRENGTH,
+    batch_of,
+    decisions_of,
+    estimated,
+    learning,
+    log_prob_and_entropy,
+    moment,
+    moments_of,
+    prepared_row,
+    record,
+    surrogate_of,
+    targets_by_hand,
+)
+from group_lives import OWN, PLAIN, RICH, World, specs_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.learning import group_networks, losses
+from pipeline.learning.learner import Learner
+from pipeline.learning.poca import shuffled
+from pipeline.learning.schedules import Coefficients
+from pipeline.networks.weights import to_arrays
+
+VARIANTS = {
+    "plain": {},
+    "mates": {"mates": 2},
+    "previous": {"mates": 1, "previous": True},
+    "rich": {"own": RICH, "mates": 1},
+    "raw": {"mates": 1, "normalize": False},
+}
+ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def played(variant, seed=0, *, count=5, **hyper):
+    """A learner, group segments that its actor played, and the same as a batch."""
+    how = dict(variant)
+    specs = specs_of(how.pop("own", PLAIN), how.pop("mates", 0))
+    poca = learning(specs, **how, **hyper)
+    groups = World(specs, poca.actor, seed).groups(count, horizon=5, most=4)
+    return poca, groups, batch_of(groups, specs, length=poca.settings.network_settings.sequence_length)
+
+
+def targets_of(poca, batch, epsilon=0.2):
+    return poca._targets(batch, *estimated(poca, batch), epsilon)
+
+
+# ---------------------------------------------------------------- values and baselines
+
+
+@torch.no_grad()
+def walked(poca, groups):
+    """Value at each moment of each group, and the baseline of each decision: one moment after the other."""
+    values, baselines = {}, {}
+    for group in groups:
+        for time in range(group.span + 1):
+            values[group, time] = 0.0
+            if group.there(time):
+                shown, ours = moment(poca, group, time)
+                value, expected = poca.networks.critic(shown)
+                values[group, time] = value.item()
+                for one, found in zip(ours, expected, strict=True):
+                    baselines |= {step: found.item() for step in one.steps if step.time == time}
+    return values, baselines
+
+
+@ALL
+@pytest.mark.parametrize("at_once", [3, 1024])
+def test_values_of_all_moments_and_baselines_of_all_decisions_are_those_one_by_one(variant, at_once, monkeypatch):
+    monkeypatch.setattr(group_networks, "_MOMENTS_AT_ONCE", at_once)
+    poca, groups, batch = played(variant)
+    found = estimated(poca, batch)[1]
+    values, baselines = walked(poca, groups)
+    np.testing.assert_allclose(found.values[:, 0], list(values.values()), atol=1e-5)
+    expected = [baselines[step] for _, one, step in decisions_of(groups)]
+    np.testing.assert_allclose(found.baselines[:, 0], expected, atol=1e-5)
+    assert np.std(expected) > 0.01
+    assert poca.networks.critic.largest == max(len(group.there(at)) for group in groups for at in range(group.span + 1))
+
+
+@given(seed=st.integers(0, 999))
+@settings(max_examples=8, deadline=None)
+def test_a_group_is_judged_alike_wherever_it_stands(seed):
+    """Other groups, with more members or fewer, and their order change nothing."""
+    poca, groups, batch = played({"mates": 1}, seed)
+    order = np.random.default_rng(seed).permutation(len(groups)).tolist()
+    moved = [groups[at] for at in order]
+    whole, other = estimated(poca, batch)[1], estimated(poca, batch_of(moved, poca.networks.specs))[1]
+    spans = np.array([group.span + 1 for group in groups])
+    parts = np.split(whole.values, np.cumsum(spans)[:-1])
+    np.testing.assert_allclose(other.values, np.concatenate([parts[at] for at in order]), atol=1e-6)
+    parts = np.split(whole.baselines, np.cumsum(batch.sizes)[:-1])
+    np.testing.assert_allclose(other.baselines, np.concatenate([parts[at] for at in order]), atol=1e-6)
+
+
+# ---------------------------------------------------------------- returns and advantages
+
+
+@ALL
+@pytest.mark.parametrize("seed", range(2))
+def test_returns_are_the_groups_in_group_time_and_advantages_those_of_each_decision(variant, seed):
+    poca, groups, batch = played(variant, seed)
+    targets = targets_of(poca, batch)
+    values, baselines = walked(poca, groups)
+    returns, advantages = targets_by_hand(groups, values, baselines)
+    moments = moments_of(groups)
+    within = [at for at, key in enumerate(moments) if key in returns]
+    np.testing.assert_allclose(targets.returns[within, 0], [returns[moments[at]] for at in within], atol=1e-4)
+    np.testing.assert_allclose(targets.values[:, 0], [values[key] for key in moments], atol=1e-5)
+    np.testing.assert_allclose(targets.rows.advantage, list(advantages.values()), atol=1e-4)
+    decided = decisions_of(groups)
+    np.testing.assert_allclose(
+        targets.rows.returns[:, 0], [returns[group, step.time] for group, _, step in decided], atol=1e-4
+    )
+    np.testing.assert_allclose(targets.rows.values[:, 0], [baselines[step] for _, one, step in decided], atol=1e-5)
+    assert abs(targets.rows.advantage.mean()) < 1e-6
+    assert targets.rows.advantage.std(correction=0) == pytest.approx(1, abs=1e-5)
+
+
+def changed_returns(poca, groups, group, time):
+    """How the return of each decision changes when a group earns 1 more after a time."""
+    specs = poca.networks.specs
+    before = targets_of(poca, batch_of(groups, specs)).rows.returns[:, 0].numpy()
+    group.rewards = group.rewards.copy()
+    group.rewards[time] += 1.0
+    return targets_of(poca, batch_of(groups, specs)).rows.returns[:, 0].numpy() - before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_member_that_ended_gets_what_its_group_earns_later(seed):
+    """A reward weighs `(gamma lambda)^k` k group times before, for all who decided then, here or gone."""
+    poca, groups, _ = played({"mates": 1}, seed, count=12)
+    group = next(
+        one for one in groups if any(mate.ended and mate.until < one.span and mate.steps for mate in one.of(OWN))
+    )
+    gone = [mate for mate in group.of(OWN) if mate.ended and mate.until < group.span]
+    last = group.span - 1
+    changes = changed_returns(poca, groups, group, last)
+    posthumous = 0
+    for change, (where, one, step) in zip(changes, decisions_of(groups), strict=True):
+        weight = STRENGTH * (GAMMA * LAMBDA) ** (last - step.time) if where is group else 0.0
+        assert change == pytest.approx(weight, abs=1e-5)
+        posthumous += one in gone
+    assert posthumous
+
+
+def test_rewards_before_a_decision_are_not_its():
+    poca, groups, _ = played({}, 1)
+    group = max(groups, key=lambda one: one.span)
+    changes = changed_returns(poca, groups, group, 1)
+    decided = [(where is group, step.time) for where, _, step in decisions_of(groups)]
+    assert any(mine and time > 1 for mine, time in decided)
+    for change, (mine, time) in zip(changes, decided, strict=True):
+        assert (abs(change) > 1e-3) == (mine and time <= 1)
+
+
+def test_what_follows_is_worth_nothing_only_where_nobody_is_left():
+    """The last of a group that were cut, or who goes on: the return is bootstrapped with what they see."""
+    poca, groups, batch = played({"mates": 1}, 3, count=40)
+    prepared, found = estimated(poca, batch)
+    kinds = set()
+    for group, last in zip(groups, prepared.index.last, strict=True):
+        cut = [one for one in group.members if one.interrupted and one.until == group.span + 1]
+        kind = "cut" if cut else "over" if group.over else "open"
+        kinds.add(kind)
+        assert (found.values[last, 0] == 0.0) == (kind == "over")
+        if kind == "cut":
+            shown, _ = moment(poca, group, group.span)
+            assert shown.counts.item() == len(cut)
+    assert kinds == {"cut", "over", "open"}
+
+
+def test_own_rewards_as_members_heard_of_them_are_not_learned_from_twice():
+    """The series of the group has them, and the group's reward once."""
+    poca, groups, _ = played({}, 1)
+    shas = []
+    for scale in (0.0, 5.0):
+        for _, _, step in decisions_of(groups):
+            step.reward, step.group_reward = scale, scale
+        one = Learner(OWN, PLAIN, poca.settings, 0)
+        one.add(record(groups, {OWN: PLAIN}))
+        assert one.update(everything=True).group_rewards == bool(scale)
+        shas.append(one.weights_sha256)
+    assert shas[0] == shas[1]
+
+
+# ---------------------------------------------------------------- a step
+
+
+def policy_part(poca, steps, advantage_of, epsilon):
+    """Clipped surrogate and entropy of some decisions, each by itself."""
+    ratios, entropies = [], []
+    for one, step in steps:
+        log_prob, entropy = log_prob_and_entropy(poca.actor, poca.actor(prepared_row(poca, one, step))[0], step)
+        ratios.append((log_prob - step.log_prob).exp())
+        entropies.append(entropy)
+    return surrogate_of(ratios, [advantage_of[step] for _, step in steps], epsilon), torch.stack(entropies).mean()
+
+
+def critic_part(poca, moments, returns, old_values, old_baselines, epsilon):
+    """Value loss of some moments and baseline loss of the decisions made then, each by itself."""
+    clip, of_values, of_baselines = poca.settings.hyperparameters.clip_value_loss, [], []
+
+    def squares(value, target, old):
+        plain = (value - target).square()
+        if not clip or abs(value.item() - old) <= epsilon:
+            return plain
+        return torch.maximum(plain, (old + (value - old).clamp(-epsilon, epsilon) - target).square())
+
+    for group, time in moments:
+        shown, ours = moment(poca, group, time)
+        value, expected = poca.networks.critic(shown)
+        of_values.append(squares(value[0, 0], returns[group, time], old_values[group, time]))
+        for one, baseline in zip(ours, expected, strict=True):
+            of_baselines += [
+                squares(baseline[0], returns[group, time], old_baselines[step])
+                for step in one.steps
+                if step.time == time
+            ]
+    return torch.stack(of_values).mean(), torch.stack(of_baselines).mean()
+
+
+@ALL
+@pytest.mark.parametrize("clip", [False, True])
+def test_every_step_follows_the_gradient_of_the_written_out_loss(variant, clip):
+    """Surrogate + 0.5 (value + 0.5 baseline) - beta entropy, in each minibatch, while weights move away."""
+    poca, groups, batch = played(variant, count=4, learning_rate=0.02, batch_size=8, clip_value_loss=clip, num_epoch=2)
+    coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
+    estimated(poca, batch)  # the largest group is known before the twin looks
+    values, baselines = walked(poca, groups)
+    returns, of_step = targets_by_hand(groups, values, baselines)
+    decided = decisions_of(groups)
+    named = {np.float32(step.log_prob).item(): (one, step) for _, one, step in decided}
+    assert len(named) == len(decided)
+    moments = moments_of(groups)
+    real, gradient, met = poca._step, poca.optimizer.parameters.gradient, []
+
+    def compared(rows, recalled, criticised, *others):
+        gradient.zero_()
+        steps = [named[one] for one in rows.log_prob.tolist()]
+        chosen = [moments[at] for at in criticised.moments.tolist()]
+        surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
+        value, baseline = critic_part(poca, chosen, returns, values, baselines, coefficients.epsilon)
+        (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
+        expected = gradient.clone()
+        met.append([one.item() for one in (surrogate, value, baseline, entropy)])
+        out = real(rows, recalled, criticised, *others)
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=2e-5)
+        assert expected.abs().max() > 0.01
+        return out
+
+    poca._step = compared
+    report = poca.update(batch, 0, 0)
+    assert report.minibatches == len(met) >= 4
+    surrogate, value, baseline, entropy = zip(*met, strict=True)
+    said = report.statistics
+    assert said["Losses/Policy Loss"] == pytest.approx(np.abs(surrogate).mean(), rel=1e-3, abs=1e-5)
+    assert said["Losses/Value Loss"] == pytest.approx(np.mean(value), rel=1e-3)
+    assert said["Losses/Baseline Loss"] == pytest.approx(np.mean(baseline), rel=1e-3)
+    assert said["Policy/Entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
+    assert said["Policy/Extrinsic Value Estimate"] == pytest.approx(np.mean([values[key] for key in returns]), abs=1e-4)
+    each = [baselines[step] for _, one, step in decided]
+    assert said["Policy/Extrinsic Baseline Estimate"] == pytest.approx(np.mean(each), abs=1e-4)
+
+
+@ALL
+def test_an_update_reaches_every_weight_and_every_statistic(variant):
+    poca, _, batch = played(variant, count=9)
+    before = to_arrays(poca.modules)
+    report = poca.update(batch, 1, 0)
+    after = to_arrays(poca.modules)
+    same = [name for name, array in before.items() if array.size and np.array_equal(array, after[name])]
+    assert (report.skipped, same) == (0, [])
+    assert all(np.isfinite(array).all() for array in after.values())
+
+
+def test_statistics_of_each_name_take_in_its_decisions_and_nothing_that_only_followed():
+    poca, groups, batch = played({"mates": 1})
+    poca.update(batch, 1, 0)
+    for name, encoder in ((OWN, poca.actor.encoder), ("Driver", poca.networks.critic.encoder("Driver"))):
+        steps = [step for group in groups for one in group.of(name) for step in one.steps]
+        rows = np.array([np.concatenate(step.seen, axis=1)[0] for step in steps])
+        assert encoder.normalizer.count == 1 + len(steps)
+        np.testing.assert_allclose(encoder.normalizer.mean, rows.sum(0) / (1 + len(steps)), atol=1e-5)
+
+
+def test_a_value_within_the_clip_range_keeps_its_gradient_whatever_is_rounded():
+    """The clip moves nothing there, so it can not decide."""
+    generator = torch.Generator().manual_seed(0)
+    values, returns, old = (torch.randn(2000, 1, generator=generator) * 0.1 for _ in range(3))
+    inside = (values - old).abs() < 0.19
+    _, gradient = losses.clipped_value_loss(values, returns, old, 0.2, 0.5)
+    _, expected = losses.value_loss(values, returns, 0.5)
+    assert torch.equal(gradient[inside], expected[inside])
+
+
+# ---------------------------------------------------------------- minibatches
+
+
+@given(
+    rows=st.lists(st.integers(0, 6), min_size=1, max_size=30).filter(any),
+    parts=st.integers(1, 20),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=100, deadline=None)
+def test_parts_of_moments_are_of_about_equal_size_and_nothing_is_left_out(rows, parts, seed):
+    """No unit twice, none without rows; as many as asked for unless there are too few units."""
+    found = [part.tolist() for part in shuffled(np.array(rows), parts, torch.Generator().manual_seed(seed))]
+    assert sorted(unit for part in found for unit in part) == [unit for unit, held in enumerate(rows) if held]
+    assert 1 <= len(found) <= parts
+    if max(rows) * parts <= sum(rows):
+        assert len(found) == parts
+        for part in found:
+            assert abs(sum(rows[unit] for unit in part) - sum(rows) / parts) < max(rows)
+
+
+def test_parts_of_moments_come_in_an_order_of_chance():
+    generator, units = torch.Generator().manual_seed(0), np.ones(30, np.int64)
+    orders = [np.concatenate(list(shuffled(units, 4, generator))).tolist() for _ in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@ALL
+@pytest.mark.parametrize("size", [1, 7, 500])
+def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_critic(variant, size):
+    """As many minibatches as PPO's, none of their decisions twice; the critic's parts leave nothing out."""
+    poca, groups, batch = played(variant, batch_size=size, buffer_size=500)
+    prepared, found = estimated(poca, batch)
+    targets = poca._targets(batch, prepared, found, 0.2)
+    numbers = targets._replace(rows=targets.rows._replace(log_prob=torch.arange(float(batch.steps))))
+    moments, decided = moments_of(groups), {}
+    for row, (group, _, step) in enumerate(decisions_of(groups)):
+        decided.setdefault((group, step.time), set()).add(row)
+    acted, judged = [], []
+    for (rows, recalled), criticised in poca._minibatches(batch, prepared, found, numbers):
+        acted.append([int(one) for one in rows.log_prob.tolist()])
+        judged.append(criticised.rows.tolist())
+        assert recalled is None
+        assert set(judged[-1]) == set().union(*(decided[moments[at]] for at in criticised.moments.tolist()))
+        for number, at in enumerate(acted[-1]):
+            assert torch.equal(rows.advantage[number], targets.rows.advantage[at])
+            assert rows.discrete[number].tolist() == batch.own.discrete[at].tolist()
+    size = min(size, batch.steps)
+    assert [len(rows) for rows in acted] == [size] * (batch.steps // size)
+    assert len({row for rows in acted for row in rows}) == batch.steps // size * size
+    assert {row for rows in judged for row in rows} == set(range(batch.steps))
+    if size > 1:
+        assert sum(map(len, judged)) == batch.steps

@@ -1,0 +1,219 @@
+"""The learner of groups: the same updates again, checkpoints, mates met on the way, what its report says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from group_helpers import decisions_of, poca_settings, record
+from group_lives import MATES, OWN, PLAIN, World, specs_of
+
+from pipeline.errors import CheckpointError
+from pipeline.learning.learner import Learner
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def learner(seed=0, mates=0, **hyper):
+    one = Learner(OWN, PLAIN, poca_settings(**hyper), seed)
+    one.meet(dict(list(MATES.items())[:mates]))
+    return one
+
+
+def fed(one, seed=0, mates=0, count=9, **changes):
+    specs = specs_of(mates=mates)
+    one.add(record(World(specs, seed=seed).groups(count, horizon=5), specs, **changes))
+    return one
+
+
+@pytest.mark.parametrize("mates", [0, 2])
+def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit(mates):
+    hashes = []
+    for _ in range(2):
+        one = learner(7, mates)
+        for seed in range(3):
+            fed(one, seed, mates).update(everything=True)
+            torch.rand(3)  # the global random source is not used
+        hashes.append(one.weights_sha256)
+    assert hashes[0] == hashes[1]
+    assert learner(8, mates).weights_sha256 != learner(7, mates).weights_sha256
+
+
+def test_a_resumed_learner_goes_on_to_the_bit_with_the_mates_it_had_met():
+    """Mates are met between updates; who resumes meets them from the checkpoint."""
+    through = fed(learner(3))
+    through.update(everything=True)
+    through.meet({"Driver": MATES["Driver"]})
+    fed(through, 1, 1).update(everything=True)
+    through.meet({"Crane": MATES["Crane"]})
+    resumed = learner(99)
+    resumed.restore(through.checkpoint())
+    assert list(resumed.mates) == list(through.mates) == list(MATES)
+    assert resumed.weights_sha256 == through.weights_sha256
+    for seed in range(2, 4):
+        first, second = (fed(one, seed, 2).update(everything=True) for one in (through, resumed))
+        assert first == second
+    assert resumed.weights_sha256 == through.weights_sha256
+    after, other = through.checkpoint(), resumed.checkpoint()
+    for name, array in (after.weights | after.optimizer).items():
+        np.testing.assert_array_equal((other.weights | other.optimizer)[name], array)
+
+
+def test_a_refused_checkpoint_changes_nothing_and_nobody_is_met():
+    state = learner(0, 2).checkpoint()
+    other = Learner("Other", PLAIN, poca_settings(), 0)
+    before = other.weights_sha256
+    with pytest.raises(CheckpointError, match="Walker"):
+        other.restore(state)
+    assert not other.mates
+    assert other.weights_sha256 == before
+
+
+def test_a_resumed_learner_gives_each_mate_its_own_embedding_whatever_the_order_they_were_met_in():
+    """Two names of one spec: what was learned of one must not be taken for the other."""
+    twins = dict.fromkeys(("Left", "Right"), MATES["Driver"])
+    through, resumed = learner(0), learner(1)
+    for name in twins:
+        through.meet({name: twins[name]})
+    for name in reversed(twins):
+        resumed.meet({name: twins[name]})
+    resumed.restore(through.checkpoint())
+    ours, theirs = (one._algorithm.networks.critic for one in (through, resumed))
+    for name in twins:
+        expected, got = (one.observed[one.names.index(name)].weight for one in (ours, theirs))
+        assert torch.equal(got, expected)
+
+
+def test_mates_that_have_not_acted_yet_have_done_nothing():
+    """Assembly knows how wide actions are from the first that it hears of: until then columns have no width."""
+    specs, hashes = specs_of(mates=1), []
+    for width in (1, 0):
+        world, one = World(specs, seed=3), learner(0, 1)
+        waiting, later = world.groups(6, most=3), world.groups(6)
+        for group in waiting:
+            for mate in group.of("Driver"):
+                mate.steps, mate.until = [], group.span + 1
+                mate.following.continuous, mate.following.discrete = np.zeros(1, np.float32), np.zeros(1, np.int32)
+        told = record(waiting, specs)
+        (mates,) = told.shared.mates
+        columns = ("continuous", "discrete", "next_continuous", "next_discrete")
+        mates = replace(mates, **{name: getattr(mates, name)[:, :width] for name in columns})
+        one.add(replace(told, shared=replace(told.shared, mates=(mates,))))
+        one.add(record(later, specs))
+        assert one.update(everything=True).skipped == 0
+        hashes.append(one.weights_sha256)
+    assert hashes[0] == hashes[1]
+
+
+def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_were():
+    one = fed(learner())
+    one.update(everything=True)
+    before, weights = one._algorithm.optimizer, one.checkpoint().weights
+    named = {
+        name: {key: part.clone() for key, part in before.parameters.named(before.moments[name]).items()}
+        for name in ("exp_avg", "exp_avg_sq")
+    }
+    steps, rate = before.moments["step"].item(), before._optimizer.param_groups[0]["lr"]
+    assert steps > 0
+    one.meet({"Driver": MATES["Driver"]})
+    grown = one._algorithm.optimizer
+    assert grown is not before
+    assert (grown.moments["step"].item(), grown._optimizer.param_groups[0]["lr"]) == (steps, rate)
+    for name, moments in named.items():
+        after = grown.parameters.named(grown.moments[name])
+        new = set(after) - set(moments)
+        assert new
+        assert {key.split(".")[1] for key in new} <= {"encoders", "observed", "acted"}
+        for key, part in after.items():
+            assert torch.equal(part, moments.get(key, torch.zeros_like(part)))
+    for name, array in weights.items():
+        np.testing.assert_array_equal(one.checkpoint().weights[name], array)
+    for parameter in one._networks.parameters():
+        inside = parameter.data_ptr() - grown.parameters.flat.data_ptr()
+        assert 0 <= inside < grown.parameters.flat.numel() * 4, "a view of the optimiser's block"
+    before = one.weights_sha256
+    one.meet({"Driver": MATES["Driver"]})
+    assert one.weights_sha256 == before, "met before"
+    assert not one.strangers(record(World(specs_of(mates=1)).groups(3), specs_of(mates=1)))
+    assert fed(one, 1, 1).update(everything=True).skipped == 0
+
+
+def test_weights_alone_start_a_new_lineage_with_the_mates_they_knew():
+    """`init_path`: the network is that of the checkpoint, whoever was met in it."""
+    one, other = fed(learner(0, 2), 0, 2), learner(1)
+    one.update(everything=True)
+    other.load_weights(one.checkpoint())
+    assert list(other.mates) == list(MATES)
+    assert other.weights_sha256 == one.weights_sha256
+    assert (other.version, other.updates, other.trained) == (1, 0, 0)
+
+
+def test_names_that_are_not_met_are_strangers():
+    groups = World(specs_of(mates=2), seed=4).groups(6)
+    assert sorted(learner().strangers(record(groups, specs_of(mates=2)))) == sorted(MATES)
+    assert not learner().strangers(record(World(specs_of()).groups(2), specs_of()))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_skipped_counted_and_leaves_the_weights(bad):
+    one, specs = learner(normalize=False), specs_of()
+    groups = World(specs).groups(9)
+    groups[0].rewards[0] = bad
+    one.add(record(groups, specs))
+    before = {name: array for name, array in one.checkpoint().weights.items() if "largest" not in name}
+    report = one.update(everything=True)
+    assert report.skipped == report.minibatches > 0
+    assert not {name for name in report.statistics if name.startswith("Losses/")}
+    after = one.checkpoint()
+    assert not after.optimizer["exp_avg"].any()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after.weights[name], array)
+    assert fed(one, 1).update(everything=True).skipped == 0
+
+
+def test_statistics_have_ml_agents_names():
+    report = fed(learner()).update(everything=True)
+    assert set(report.statistics) == {
+        "Policy/Learning Rate", "Policy/Epsilon", "Policy/Beta", "Policy/Entropy",
+        "Policy/Extrinsic Value Estimate", "Policy/Extrinsic Baseline Estimate",
+        "Losses/Policy Loss", "Losses/Value Loss", "Losses/Baseline Loss",
+    }  # fmt: skip
+
+
+def test_the_report_says_whether_any_agents_shared_a_group():
+    assert fed(learner()).update(everything=True).groups
+    alone = learner()
+    alone.add(record(World(specs_of()).groups(6, most=1), specs_of()))
+    report = alone.update(everything=True)
+    assert (report.groups, report.skipped) == (False, 0)
+
+
+def test_the_report_counts_steps_and_how_old_they_are():
+    one = learner(batch_size=4)
+    groups = World(specs_of()).groups(9)
+    steps = [step for _, _, step in decisions_of(groups)]
+    for at, step in enumerate(steps):
+        step.version = 3 if at % 4 == 0 else 5
+    one.version = 5
+    one.add(record(groups, specs_of()))
+    report = one.update(everything=True)
+    old = len(steps[::4])
+    assert (report.steps, report.lags) == (len(steps), (len(steps) - old, 0, old))
+    assert (one.version, one.updates, one.trained) == (6, 1, len(steps))
+
+
+def test_an_update_takes_whole_groups_until_there_is_enough():
+    one = fed(learner(buffer_size=32, batch_size=8), count=30)
+    assert one.ready
+    size, before = one.size_of_update(), one.buffered
+    assert size >= 32
+    assert one.update().steps == size
+    assert one.buffered == before - size
