@@ -11,7 +11,7 @@ they show each other are still there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,14 @@ from pipeline.errors import ServiceError
 from pipeline.messages.service import BehaviorSteps, Ended, Joined, Mates, Reported, Segments, Shared
 
 _NOBODY: Slots = np.empty(0, np.int32)
+
+
+class _Move(NamedTuple):
+    """Members of one behavior name that go on in another group, and the keys of the groups that they leave."""
+
+    one: Members
+    slots: Slots
+    keys: NDArray[np.int64]
 
 
 class GroupAssembler:
@@ -61,20 +69,22 @@ class GroupAssembler:
 
     def apply(self, parts: Sequence[BehaviorSteps]) -> None:
         """Takes over the steps of some wake-ups, of several behavior names at most once each."""
-        ticks: dict[int, dict[str, Happened]] = {}
+        ticks: dict[int, list[tuple[Members, Happened]]] = {}
         for part in parts:
             members = self.of(part.behavior)
             members.account.begin(part.produced_before)
             for record in (part.ended, part.joined, part.reported, part.acted):
                 members.block.grow(None if record is None else record.slots)
             for number, happened in zip(part.ticks.tolist(), _ticks(part), strict=True):
-                ticks.setdefault(number, {})[part.behavior] = happened
-        for _, tick in sorted(ticks.items()):
-            self._tick({self.members[behavior]: happened for behavior, happened in tick.items()})
+                ticks.setdefault(number, []).append((members, happened))
+        for number, told in sorted(ticks.items()):
+            # Simulators that went away are told of apart, after what else happened in the wake-up.
+            self._tick(number, {one: happened for one, happened in told if not happened.only_lost})
+            self._lose([(one, happened.lost) for one, happened in told if happened.only_lost])
 
     def close_all(self) -> None:
         """The source is gone: everything open is interrupted, every agent is gone."""
-        self._lose({one: np.flatnonzero(one.block.live).astype(np.int32) for one in self.members.values()})
+        self._lose([(one, np.flatnonzero(one.block.live).astype(np.int32)) for one in self.members.values()])
 
     def cut(self, behavior: str, serial: int) -> Iterator[Segments]:
         """Closes every open group segment in which the behavior name has members, without ending it, and sends all.
@@ -102,19 +112,21 @@ class GroupAssembler:
 
     # ---------------------------------------------------------------- one wake-up
 
-    def _tick(self, tick: Mapping[Members, Happened]) -> None:
+    def _tick(self, number: int, tick: Mapping[Members, Happened]) -> None:
         """Applies one wake-up of all behavior names.
 
         Outcomes belong to the time before; then who ended leaves, who came enters, and a new time begins for every
         group of which somebody ended or decides.
         """
-        self._lose({one: happened.lost for one, happened in tick.items() if happened.lost.size})
+        self._lose([(one, happened.lost) for one, happened in tick.items() if happened.lost.size])
         self._earn(tick)
         going_on = self._leave(tick)
-        moved = {one: self._join(one, happened.joined) for one, happened in tick.items() if happened.joined is not None}
-        self._advance(tick, going_on, moved)
+        moving = [self._join(one, happened.joined) for one, happened in tick.items() if happened.joined is not None]
+        self._advance(tick, going_on, moving)
+        decided = {one: self._observe(number, one, happened.reported) for one, happened in tick.items()}
+        self._move([move for move in moving if move.slots.size])
         for one, happened in tick.items():
-            self._decide(one, happened, moved.get(one, _NOBODY))
+            self._act(one, happened, decided[one])
             one.account.count(happened.completed, one.found)
         self._close_full()
 
@@ -133,8 +145,9 @@ class GroupAssembler:
                     Earned(
                         places,
                         report.rewards[pending],
-                        None if shared is None else shared[pending],
+                        np.zeros(len(slots), np.float32) if shared is None else shared[pending],
                         block.totals[slots],
+                        block.decided[slots],
                     )
                 )
                 one.found += block.complete(report.slots, report.rewards, shared)
@@ -196,88 +209,97 @@ class GroupAssembler:
             one.notes.add(one.block, slots, outcomes, groups.totals[own].astype(np.float32))
             one.block.free(slots)
 
-    def _join(self, one: Members, joined: Joined) -> Slots:
-        """Gives slots and places to new members; returns the slots of those that go on in another group."""
+    def _join(self, one: Members, joined: Joined) -> _Move:
+        """Gives slots and places to new members; returns those that go on in another group."""
         block, groups = one.block, self._groups
         slots = joined.slots
         here = block.live[slots] & (block.agents[slots] == joined.agents)
-        moved: Slots = slots[here & (block.groups[slots] != joined.groups)]
+        moving: Slots = slots[here & (block.groups[slots] != joined.groups)]
+        move = _Move(one, moving, block.groups[moving])
         new = np.flatnonzero(~here)
         block.join(joined)
         places = groups.find(self._keys(one, joined.groups[new], joined.agents[new]))
         block.places[slots[new]] = places
         groups.enter(places, one.number, one.horizon, joined.fresh[new])
-        return moved
+        return move
 
-    def _advance(self, tick: Mapping[Members, Happened], going_on: Places, moved: Mapping[Members, Slots]) -> None:
+    def _advance(self, tick: Mapping[Members, Happened], going_on: Places, moving: Sequence[_Move]) -> None:
         """Begins a new time in every group of which somebody ended or decides."""
         touched = [going_on]
         for one, happened in tick.items():
-            block = one.block
             if happened.reported is not None:
                 slots = happened.reported.slots
-                touched.append(block.places[slots[block.live[slots]]])
-            if (slots := moved.get(one, _NOBODY)).size:  # here too, in the groups that they come to
-                touched.append(self._groups.find(self._keys(one, block.groups[slots], block.agents[slots])))
+                touched.append(one.block.places[slots[one.block.live[slots]]])
+        # In the groups that somebody comes to, too.
+        touched += [self._groups.find(self._keys_of(move.one, move.slots)) for move in moving]
         self._groups.advance(np.unique(np.concatenate(touched)))
 
-    def _decide(self, one: Members, happened: Happened, moved: Slots) -> None:
-        """Writes what members see and do."""
-        block, reported = one.block, happened.reported
-        decided: tuple[Slots, Lines | None] = (_NOBODY, None)
-        if reported is not None:
-            known, rows = block.observe(reported.slots, reported.observations)
-            places = block.places[known]
-            block.log.times[rows] = self._groups.times[places] - 1
-            block.totals[known] = self._groups.totals[places]
-            decided = (reported.slots, rows if len(known) == len(reported.slots) else None)
-        if moved.size:
-            self._move(one, moved)
-        acted = happened.part.acted
-        if acted is not None and happened.acted.start < happened.acted.stop:
-            if acted.slots is not None:
-                decided = (acted.slots[happened.acted], None)
-            block.act(acted, happened.acted, *decided)
+    def _observe(self, number: int, one: Members, reported: Reported | None) -> tuple[Slots, Lines | None]:
+        """Writes what members see; returns their slots, and the rows of their decisions, None if one has none."""
+        if reported is None:
+            return _NOBODY, None
+        block = one.block
+        known, rows = block.observe(reported.slots, reported.observations)
+        places = block.places[known]
+        block.log.times[rows] = self._groups.times[places] - 1
+        block.totals[known] = self._groups.totals[places]
+        block.decided[known] = number
+        return reported.slots, rows if len(known) == len(reported.slots) else None
 
-    def _move(self, one: Members, slots: Slots) -> None:
-        """Members go on in another group, with the decision that they wait with."""
-        block, groups = one.block, self._groups
-        before = block.places[slots]
-        waiting = block.waiting(slots)
-        np.subtract.at(groups.live, before, 1)
-        dissolved = groups.live[before] == 0
-        # Nobody is left in a group that dissolves: its return is bootstrapped with what its last member sees now.
-        stays = block.stays(slots, waiting, groups.times[before] - 1 + dissolved)
-        block.departed.append(stays.pick(np.flatnonzero(stays.lengths)))
-        block.restart(slots, waiting)
-        places = groups.find(self._keys(one, block.groups[slots], block.agents[slots]))
-        block.places[slots] = places
-        block.totals[slots] = groups.totals[places]
-        block.log.times[waiting] = groups.times[places] - 1
-        groups.enter(places, one.number, one.horizon, np.zeros(len(slots), bool))
-        over = np.unique(before[dissolved])
-        self._close(over[groups.times[over] > 1], ended=True)
-        groups.free(over)
+    def _act(self, one: Members, happened: Happened, decided: tuple[Slots, Lines | None]) -> None:
+        """Writes what members do."""
+        acted, part = happened.part.acted, happened.acted
+        if acted is not None and part.start < part.stop:
+            one.block.act(acted, part, *(decided if acted.slots is None else (acted.slots[part], None)))
 
-    def _lose(self, lost: Mapping[Members, Slots]) -> None:
-        """The simulator of these slots went away: whatever is open there is interrupted."""
+    def _move(self, moving: Sequence[_Move]) -> None:
+        """Members go on in another group, with the decision that they wait with: all leave, then all enter."""
         groups = self._groups
-        masks: dict[Members, Mask] = {}
+        left = [move.one.block.places[move.slots] for move in moving]
+        for places in left:
+            np.subtract.at(groups.live, places, 1)
+        entered = [groups.find(self._keys_of(move.one, move.slots)) for move in moving]
+        for move, places in zip(moving, entered, strict=True):
+            groups.enter(places, move.one.number, move.one.horizon, np.ones(len(places), bool))
+        over = [np.empty(0, np.int64)]
+        for move, before, places in zip(moving, left, entered, strict=True):
+            block, slots = move.one.block, move.slots
+            waiting = block.waiting(slots)
+            # Nobody is left in a group that dissolves: its return is bootstrapped with what its last members see now.
+            dissolved = groups.live[before] == 0
+            stays = block.stays(slots, waiting, groups.times[before] - 1 + dissolved)
+            stays.keys = move.keys
+            block.departed.append(stays.pick(np.flatnonzero(stays.lengths)))
+            block.restart(slots, waiting)
+            block.places[slots] = places
+            block.totals[slots] = groups.totals[places]
+            block.log.times[waiting] = groups.times[places] - 1
+            over.append(before[dissolved])
+        dissolving = np.unique(np.concatenate(over))
+        self._close(dissolving[groups.times[dissolving] > 1], ended=True)
+        groups.free(dissolving)
+
+    def _lose(self, lost: Sequence[tuple[Members, Slots]]) -> None:
+        """The simulators of these slots went away: whatever is open there is interrupted."""
+        groups = self._groups
+        masks = {one: np.zeros(len(one.block.live), bool) for one, _ in lost}
+        for one, slots in lost:
+            masks[one][slots[slots < len(one.block.live)]] = True
         touched = [np.empty(0, np.int64)]
-        for one, slots in lost.items():
-            block = one.block
-            masks[one] = np.zeros(len(block.live), bool)
-            masks[one][slots[slots < len(block.live)]] = True
-            masks[one] &= block.live
-            touched.append(block.places[masks[one]])
+        for one, mask in masks.items():
+            mask &= one.block.live
+            touched.append(one.block.places[mask])
+            np.subtract.at(groups.live, touched[-1], 1)
         places = np.unique(np.concatenate(touched))
-        self._close(places[groups.times[places] > 1], ended=True, lost=masks)
+        over = groups.live[places] == 0
+        begun = groups.times[places] > 1
+        self._close(places[over & begun], ended=True, lost=masks)
+        self._close(places[~over & begun], lost=masks)
         for one, mask in masks.items():
             slots = np.flatnonzero(mask).astype(np.int32)
             one.notes.untold(one.block.agents[slots])
-            np.subtract.at(groups.live, one.block.places[slots], 1)
             one.block.free(slots)
-        groups.free(places[groups.live[places] == 0])
+        groups.free(places[over])
 
     # ---------------------------------------------------------------- closing
 
@@ -326,6 +348,9 @@ class GroupAssembler:
     def _keys(self, one: Members, groups: NDArray[np.int64], agents: NDArray[np.int64]) -> NDArray[np.int64]:
         """[n] What tells groups apart: their key, or a number of its own for an agent without a group."""
         return np.where(groups != 0, groups, -1 - (agents * 256 + one.number))
+
+    def _keys_of(self, one: Members, slots: Slots) -> NDArray[np.int64]:
+        return self._keys(one, one.block.groups[slots], one.block.agents[slots])
 
     # ---------------------------------------------------------------- messages
 
@@ -439,7 +464,7 @@ def _ticks(part: BehaviorSteps) -> Iterator[Happened]:
     records = (part.lost, part.ended, part.joined, part.reported, part.acted)
     for at, completed in enumerate(part.completed.tolist()):
         lost, ended, joined, reported, acted = (
-            slice(start, stop) if record is not None else slice(0)
+            slice(start, stop) if record is not None else slice(0, 0)
             for start, stop, record in zip(bounds[at], bounds[at + 1], records, strict=True)
         )
         yield Happened(

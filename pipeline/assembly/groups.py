@@ -141,14 +141,16 @@ class Earned:
     Attributes:
         places: [n] of their groups.
         own: [n] reward of each.
-        shared: [n] reward of the group since the member's last decision; None for none.
-        totals: [n] what the group had earned by then.
+        shared: [n] reward of the group since the member's last decision.
+        totals: [n] what the group had earned by then, as far as was known.
+        decided: [n] wake-up of that decision.
     """
 
     places: Places
     own: NDArray[np.float32]
-    shared: NDArray[np.float32] | None
+    shared: NDArray[np.float32]
     totals: NDArray[np.float64]
+    decided: NDArray[np.int64]
 
 
 class Groups:
@@ -206,17 +208,15 @@ class Groups:
 
     def earn(self, reports: Sequence[Earned]) -> None:
         """Adds what members earned since the last group time; of the group's own reward, what is not yet counted."""
-        for own in reports:
-            self._credit(own.places, own.own)
-        told = [one for one in reports if one.shared is not None]
-        if not told:
+        if not reports:
             return
-        places = np.concatenate([one.places for one in told])
-        totals = np.concatenate([one.totals for one in told])
-        shared = np.concatenate([one.shared for one in told if one.shared is not None])
-        latest = np.lexsort((-totals, places))  # who decided last tells of the shortest time, and rounds the least
-        _, first = np.unique(places[latest], return_index=True)
-        chosen = latest[first]
+        places, own, shared, totals, decided = (
+            np.concatenate([getattr(one, name) for one in reports]) for name in Earned.__slots__
+        )
+        self._credit(places, own)
+        # Whoever decided first has heard of all that the others have, and perhaps of more.
+        _, first = np.unique(places[order := np.lexsort((decided, places))], return_index=True)
+        chosen = order[first]
         gain = shared[chosen] - (self.totals[places[chosen]] - totals[chosen])
         self.totals[places[chosen]] += gain
         self._credit(places[chosen], gain)

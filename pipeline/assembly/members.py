@@ -39,6 +39,12 @@ class Happened:
     acted: slice
     completed: int
 
+    @property
+    def only_lost(self) -> bool:
+        """Whether simulators went away and nothing else is told of."""
+        others = self.ended or self.joined or self.reported
+        return self.lost.size > 0 and others is None and self.acted.start == self.acted.stop
+
 
 class MemberBlock(Block):
     """Slots of members.
@@ -48,16 +54,18 @@ class MemberBlock(Block):
     Attributes:
         places: [slots] of the member's group in the group table.
         totals: [slots] what the group itself had earned at the member's last decision.
+        decided: [slots] wake-up of that.
         departed: of members that are gone, whose groups go on.
         closed_stays: finished, and not sent yet.
     """
 
-    per_slot = (*Block.per_slot, "places", "totals")
+    per_slot = (*Block.per_slot, "places", "totals", "decided")
 
     def __init__(self, horizon: int) -> None:
         super().__init__(horizon)
         self.places: Places = np.zeros(len(self.live), np.int64)
         self.totals: NDArray[np.float64] = np.zeros(len(self.live))
+        self.decided: NDArray[np.int64] = np.zeros(len(self.live), np.int64)
         self.departed: list[Stays] = []
         self.closed_stays: list[Stays] = []
 

@@ -172,7 +172,7 @@ class GroupBuffer:
         """
         batch = self._batch(record)
         found = None if batch.carried is None else len(batch.carried)
-        if self._sequence_length and found != len(batch.starts()):
+        if self._sequence_length and batch.steps and found != len(batch.starts()):
             raise ServiceError(
                 f"got segments of {record.behavior} with {found} memories; expected {len(batch.starts())}, one for "
                 "each sequence; run all services with the same settings"
@@ -309,4 +309,7 @@ def _column(columns: Iterable[Any]) -> Any:
     every = list(columns)
     if isinstance(every[0], tuple):
         return tuple(map(np.concatenate, zip(*every, strict=True)))
+    if every[0].ndim == 2:  # actions of members that have not acted yet have no width
+        width = max(one.shape[1] for one in every)
+        every = [one if one.shape[1] else np.zeros((len(one), width), one.dtype) for one in every]
     return np.concatenate(every)

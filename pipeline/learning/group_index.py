@@ -46,7 +46,6 @@ class GroupIndex:
         self.last: Numbers = np.cumsum(batch.spans + 1, dtype=np.int64) - 1
         self.first: Numbers = self.last - batch.spans
         self.in_series = sequences.rows_of(self.first, batch.spans)
-        self.rows = [0 if one is None else len(one.times) + len(one.next_times) for one in members]
         found = [(at, one) for at, one in enumerate(members) if one is not None]
         tokens = [self._tokens(one) for _, one in found]
         sizes = [len(rows) for rows, _, _ in tokens]

@@ -126,7 +126,7 @@ class Prepared:
             rows: of our own, decided at these moments: whose baselines are asked for.
         """
         index, counts = self.index, self.index.counts[moments]
-        m, n, j = len(moments), int(counts.max()), int(index.own[moments].max())
+        m, n, j = len(moments), max(1, int(counts.max())), int(index.own[moments].max())
         place = None
         if not (counts == n).all():
             place = np.arange(int(counts.sum())) + np.repeat(np.arange(m) * n - (np.cumsum(counts) - counts), counts)
@@ -341,7 +341,10 @@ def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.flo
 
 
 def _done(members: Members, spec: BehaviorSpec) -> Floats:
-    """[r + s, features] what was done at each decision, and at that which followed."""
+    """[r + s, features] what was done at each decision, and at that which followed; nothing where nobody has acted."""
+    actions, rows = spec.actions, len(members.times) + len(members.next_times)
     continuous = np.concatenate([members.continuous, members.next_continuous])
     discrete = np.concatenate([members.discrete, members.next_discrete])
-    return previous_features(spec.actions, continuous, discrete)
+    if not continuous.shape[1] + discrete.shape[1]:
+        return np.zeros((rows, actions.continuous + actions.mask_size), np.float32)
+    return previous_features(actions, continuous, discrete)

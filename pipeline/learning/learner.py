@@ -99,9 +99,12 @@ class Learner:
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         self._algorithm, self._buffer = _algorithm(behavior, spec, settings, self._generator)
-        self._networks = self._algorithm.modules
         self._episode_returns: list[NDArray[np.float32]] = []
         self._spec = spec
+
+    @property
+    def _networks(self) -> nn.ModuleDict:
+        return self._algorithm.modules
 
     @property
     def buffered(self) -> int:
@@ -242,19 +245,20 @@ class Learner:
         Raises:
             CheckpointError: it is of another behavior, spec or network; nothing was changed.
         """
-        self.meet({name: read_spec(plain) for name, plain in checkpoint.description.get("mates", {}).items()})
         self._same(checkpoint)
-        own = self.checkpoint().optimizer
-        if {name: array.shape for name, array in own.items()} != {
-            name: array.shape for name, array in checkpoint.optimizer.items()
-        }:
+        algorithm = self._with_mates_of(checkpoint)
+        moments = algorithm.optimizer.moments
+        own = {name: tuple(moment.shape) for name, moment in moments.items()}
+        own["generator"] = tuple(self._generator.get_state().shape)
+        if own != {name: array.shape for name, array in checkpoint.optimizer.items()}:
             raise CheckpointError(
                 got=f"optimiser state {sorted(checkpoint.optimizer)} of other names or sizes",
                 expected=f"{sorted(own)} as this network's",
                 remedy="use a checkpoint of this version of sparring",
             )
-        self.load_weights(checkpoint)
-        for name, moment in self._algorithm.optimizer.moments.items():
+        load_arrays(algorithm.modules, checkpoint.weights)
+        self._algorithm = algorithm
+        for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
         self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
         self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
@@ -265,11 +269,23 @@ class Learner:
         Raises:
             CheckpointError: its networks differ; nothing was changed.
         """
-        load_arrays(self._networks, checkpoint.weights)
+        algorithm = self._with_mates_of(checkpoint)
+        load_arrays(algorithm.modules, checkpoint.weights)
+        self._algorithm = algorithm
+
+    def _with_mates_of(self, checkpoint: Checkpoint) -> Algorithm:
+        """The algorithm, or a new one, that has met the mates of a checkpoint in its order: embeddings go by number."""
+        mates = checkpoint.description.get("mates", {})
+        if list(self.mates) == list(mates):
+            return self._algorithm
+        algorithm, _ = _algorithm(self.behavior, self._spec, self.settings, self._generator)
+        if isinstance(algorithm, POCA):
+            algorithm.meet({name: read_spec(plain) for name, plain in mates.items()})
+        return algorithm
 
     def _same(self, checkpoint: Checkpoint) -> None:
         own, other = (
-            {"behavior": self.behavior} | self._description(),
+            {"behavior": self.behavior} | self._description() | {"mates": checkpoint.description.get("mates", {})},
             {"behavior": checkpoint.behavior} | checkpoint.description,
         )
         if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):

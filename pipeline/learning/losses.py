@@ -63,11 +63,13 @@ def clipped_value_loss(
     Returns:
         The squared errors [B, S], and the derivative of `weight` times their mean for the values.
     """
-    moved_BS = (values_BS - old_values_BS).clamp_(-epsilon, epsilon)
+    moved_BS = values_BS - old_values_BS
+    beyond_BS = moved_BS.abs() > epsilon  # within, value and clipped value are the same, but for rounding
+    moved_BS.clamp_(-epsilon, epsilon)
     error_BS, clipped_BS = values_BS - returns_BS, moved_BS.add_(old_values_BS).sub_(returns_BS)
     squares_BS, clipped_squares_BS = error_BS.square(), clipped_BS.square_()
     # Where the clip decides, the error does not depend on the value.
-    error_BS.masked_fill_(clipped_squares_BS > squares_BS, 0.0).mul_(2.0 * weight / error_BS.numel())
+    error_BS.masked_fill_(beyond_BS & (clipped_squares_BS > squares_BS), 0.0).mul_(2.0 * weight / error_BS.numel())
     return torch.maximum(squares_BS, clipped_squares_BS), error_BS
 
 

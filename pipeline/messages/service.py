@@ -235,14 +235,15 @@ class Shared:
     columns: nothing is stored once per member and mate.
 
     Attributes:
-        numbers: [g] number of the group's life, unique within the origin.
+        numbers: [g] number of the group's life, unique within origin and source.
         spans: [g] group times.
         members: [g] how many of the segments in `Segments` belong to each, in their order.
         ended: [g] nobody is left.
         rewards: [sum of spans] what all members earned between each time and the next: their own rewards, and the
             group's once.
         times: [r] group time of each decision.
-        next_times: [s] group time of what followed: `span`, or before it where that decision is still under way.
+        next_times: [s] group time of what followed: `span`, or before it where that decision is still under way, or
+            where the member ended.
         until: [s] group time from which on the member is not there; span + 1 where it still is.
         next_continuous: [s, continuous actions] raw sample of the decision that followed; without meaning at `span`.
         next_discrete: [s, branches] likewise.

@@ -185,11 +185,14 @@ class GroupCritic(nn.Module):
             if rows is not None and done is not None:
                 seen = observed(encoder(rows))
                 embedded.append((silu(seen), silu(seen + acted(done))))
+        m, n, _ = moments.shape
+        if not embedded:  # nobody is there
+            nothing = torch.zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
+            return nothing, torch.zeros(m, n, dtype=torch.bool)
         pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
         inputs = [self.attention.before(column) for column in pairs]
         features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)
         tokens = features.index_select(0, moments.rows)
-        m, n, _ = moments.shape
         if moments.places is None:
             return tokens.view(m, n, -1), None
         padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, moments.places, tokens)

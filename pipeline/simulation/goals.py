@@ -41,8 +41,8 @@ class Goals:
 
     Every member has a goal of its own, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within
     [-1, 1]: a discrete 1 is +, a 0 is -. A member ends when its position is at an end, and is gone; the others go on.
-    The group then gets its share, 1.06 times position times goal over the number of members. When the last one ends, the
-    next episode starts; every decision of an area before that costs its group 0.01.
+    The group then gets its share: 1.06 times position times goal, over the number of members. When the last one ends,
+    the next episode starts; every decision of an area before that costs its group 0.01.
 
     Observation `goal` [1]: the member's own.
 
