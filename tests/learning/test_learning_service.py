@@ -122,7 +122,7 @@ class FakeQueue:
 def learning_of(context: Context, policies: FakeBoard, state: FakeBoard, messages: int = 0) -> Learning:
     learner = Learner("Test", HYBRID, context.run.settings.behaviors["Test"], seed=1)
     context.registry.histogram("lag/Test", LAG_BOUNDS)
-    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue([]))  # type: ignore[arg-type]
+    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- versions only rise
