@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from pipeline.assembly.assembler import Sizes
 from pipeline.assembly.block import Slots
 from pipeline.assembly.columns import cut as part_of
-from pipeline.assembly.groups import Closed, Earned, Groups, Mask, Places, Stays
+from pipeline.assembly.group_messages import divided, message
+from pipeline.assembly.groups import Closed, Earned, Groups, Mask, Places
 from pipeline.assembly.log import Lines
 from pipeline.assembly.members import Happened, Members, observations
 from pipeline.assembly.notes import Account
-from pipeline.errors import ServiceError
-from pipeline.messages.service import BehaviorSteps, Ended, Joined, Mates, Reported, Segments, Shared
+from pipeline.messages.service import BehaviorSteps, Ended, Joined, Reported, Segments
 
 _NOBODY: Slots = np.empty(0, np.int32)
 
@@ -104,7 +104,8 @@ class GroupAssembler:
 
     def greeting(self, behavior: str) -> Segments:
         """An empty message, so that its reader hears of this source before its first segment."""
-        return self._message(behavior, None, 0)
+        self.of(behavior)
+        return message(self.members, behavior, None, 0)
 
     def rest(self) -> Iterator[Segments]:
         """Messages with everything finished."""
@@ -359,103 +360,14 @@ class GroupAssembler:
         closed = Closed.concatenate(self._closed) if self._closed else None
         self._closed = []
         for name, one in self.members.items():
-            own: list[Closed | None] = [] if closed is None else list(self._divided(name, closed))
+            own: list[Closed | None] = [] if closed is None else list(divided(name, closed, self._largest[name]))
             if not own and (one.notes or (serial and name == behavior)):
                 own = [None]
             for at, piece in enumerate(own, 1):
-                yield self._message(name, piece, serial if name == behavior and at == len(own) else 0)
+                yield message(self.members, name, piece, serial if name == behavior and at == len(own) else 0)
             one.closed_steps = 0
         for one in self.members.values():
             one.block.closed_stays = []
-
-    def _divided(self, behavior: str, closed: Closed) -> Iterator[Closed]:
-        """The group segments in which a behavior name has steps, as many at a time as fit into a message."""
-        own = np.flatnonzero(closed.steps(behavior))
-        sizes = np.sum([closed.steps(name) for name in self.members], axis=0)[own]
-        largest, start, size = self._largest[behavior], 0, 0
-        for at, steps in enumerate(sizes.tolist()):
-            if steps > largest:
-                raise ServiceError(
-                    f"got {steps} steps of one group at once for {behavior}; expected at most {largest}; "
-                    "raise hyperparameters.buffer_size, or form smaller groups"
-                )
-            if size + steps > largest:
-                yield closed.pick(own[start:at])
-                start, size = at, 0
-            size += steps
-        if start < len(own):
-            yield closed.pick(own[start:])
-
-    def _message(self, behavior: str, closed: Closed | None, serial: int) -> Segments:
-        one = self.of(behavior)
-        log = one.block.log
-        if closed is None:
-            nothing = np.empty(0, np.int64)
-            closed = Closed(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
-        own = closed.stays.get(behavior) or _no_stays()
-        ending = np.repeat(closed.ended, np.bincount(own.groups, minlength=len(closed.numbers)))
-        rows, times = own.rows, log.times[own.rows]
-        return Segments(
-            **one.account.next_message(),
-            cut=serial,
-            lengths=own.lengths,
-            observations=observations(log.observations, rows),
-            next_observations=observations(log.observations, own.following),
-            masks=None if log.masks is None else log.masks[rows],
-            terminated=own.terminated,
-            interrupted=own.interrupted,
-            group_ended=ending,
-            teams=own.teams,
-            groups=own.keys,
-            agents=own.agents,
-            simulators=own.simulators,
-            episodes=one.notes.take(),
-            carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
-            shared=Shared(
-                numbers=closed.numbers,
-                spans=closed.spans,
-                ended=closed.ended,
-                rewards=closed.rewards,
-                mates=tuple(self._mates(name, closed) for name in closed.stays if name != behavior),
-                **_shown(one, own, len(closed.numbers)),
-            ),
-            **{name: getattr(log, name)[rows] for name in _PER_ROW},
-        )
-
-    def _mates(self, behavior: str, closed: Closed) -> Mates:
-        one, own = self.members[behavior], closed.stays[behavior]
-        log = one.block.log
-        return Mates(
-            behavior=behavior,
-            lengths=own.lengths,
-            observations=observations(log.observations, own.rows),
-            next_observations=observations(log.observations, own.following),
-            continuous=log.continuous[own.rows],
-            discrete=log.discrete[own.rows],
-            **_shown(one, own, len(closed.numbers)),
-        )
-
-
-_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-
-
-def _shown(one: Members, own: Stays, groups: int) -> dict[str, Any]:
-    """The columns that `Shared` and `Mates` have in common."""
-    log = one.block.log
-    return {
-        "members": np.bincount(own.groups, minlength=groups).astype(np.int32),
-        "times": log.times[own.rows],
-        "next_times": own.next_times,
-        "until": own.until,
-        "next_continuous": log.continuous[own.following],
-        "next_discrete": log.discrete[own.following],
-    }
-
-
-def _no_stays() -> Stays:
-    nothing = np.empty(0, np.int64)
-    numbers, flags = nothing.astype(np.int32), nothing > 0
-    return Stays(nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers)
 
 
 def _ticks(part: BehaviorSteps) -> Iterator[Happened]:

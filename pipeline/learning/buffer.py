@@ -165,10 +165,8 @@ class SegmentBuffer:
         self._chunks = deque()
         remaining, self.steps = before, 0
         for chunk in chunks:
-            stale = _newest(chunk) < version - max_lag
-            for segment in np.flatnonzero(stale):
-                stale[segment] = remaining - chunk.lengths[segment] >= keep_at_least
-                remaining -= int(chunk.lengths[segment]) if stale[segment] else 0
+            stale = droppable(chunk.lengths, chunk.versions, version - max_lag, remaining - keep_at_least)
+            remaining -= int(chunk.lengths[stale].sum())
             self._append(_select(chunk, ~stale) if stale.any() else chunk)
         return before - self.steps
 
@@ -189,9 +187,20 @@ class SegmentBuffer:
             self.steps += chunk.steps
 
 
-def _newest(chunk: Batch) -> Array:
-    """[s] highest version in each segment."""
-    return np.maximum.reduceat(chunk.versions, np.cumsum(chunk.lengths) - chunk.lengths)
+def droppable(sizes: Array, versions: Array, oldest: int, spare: int) -> Array:
+    """Which segments are too old to be trained on, from the first on, as long as there are steps to spare.
+
+    Args:
+        sizes: [s] rows of each segment, at least 1.
+        versions: [r] policy version of each row.
+        oldest: version that its newest row may have.
+        spare: steps that may go.
+    """
+    stale: Array = np.maximum.reduceat(versions, np.cumsum(sizes) - sizes) < oldest
+    for segment in np.flatnonzero(stale):
+        stale[segment] = sizes[segment] <= spare
+        spare -= int(sizes[segment]) if stale[segment] else 0
+    return stale
 
 
 def _select(chunk: Batch, kept: Array) -> Batch:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline import sequences
 from pipeline.errors import ServiceError
+from pipeline.learning.buffer import droppable
 from pipeline.messages.service import Mates, Segments
 
 Array = NDArray[Any]
@@ -227,11 +228,8 @@ class GroupBuffer:
         self._chunks = deque()
         remaining, self.steps = before, 0
         for chunk in chunks:
-            sizes = chunk.sizes
-            stale = np.maximum.reduceat(chunk.versions, np.cumsum(sizes) - sizes) < version - max_lag
-            for group in np.flatnonzero(stale):
-                stale[group] = remaining - sizes[group] >= keep_at_least
-                remaining -= int(sizes[group]) if stale[group] else 0
+            stale = droppable(chunk.sizes, chunk.versions, version - max_lag, remaining - keep_at_least)
+            remaining -= int(chunk.sizes[stale].sum())
             self._append(chunk.select(~stale) if stale.any() else chunk)
         return before - self.steps
 

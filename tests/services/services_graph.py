@@ -30,13 +30,15 @@ SERVICES: dict[str, Callable[[Context], Any]] = {
     "coordination": coordination.run,
 }
 
-CONFIG = """
-behaviors:
-  Goal:
+BEHAVIOR = """
+  {name}:
+    trainer_type: {trainer}
     hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, num_epoch: 1}}
     network_settings: {{hidden_units: 8, num_layers: 1{network}}}
     max_steps: {max_steps}
-    time_horizon: {horizon}
+    time_horizon: {horizon}"""
+CONFIG = """
+behaviors: {behaviors}
 pipeline: {{mode: {mode}, recovery_interval: 1, address: "unix:///nowhere"}}
 """
 
@@ -99,12 +101,13 @@ class MemoryListener:
 
 @dataclass
 class Graph:
-    """A run of one behavior, "Goal".
+    """A run of one behavior or several.
 
     Attributes:
         run: what the services are told.
         frame_s: virtual seconds that a simulator takes for a frame.
         counts: steps that each simulator counted.
+        counted: the same, by behavior name.
         faults: what simulators were told they did wrong.
     """
 
@@ -113,12 +116,24 @@ class Graph:
     frame_s: float = 0.001
     hub: MemoryHub = field(default_factory=MemoryHub)
     counts: dict[int, int] = field(default_factory=dict)
+    counted: dict[int, dict[str, int]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     starts: dict[str, int] = field(default_factory=dict)
     scopes: dict[str, anyio.CancelScope] = field(default_factory=dict)
     stops: dict[str, anyio.Event] = field(default_factory=dict)
     ended: dict[str, anyio.Event] = field(default_factory=dict)
+    links: dict[int, anyio.CancelScope] = field(default_factory=dict)
     listener: MemoryListener | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The behaviors."""
+        return tuple(self.run.settings.behaviors)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """All services, in the order in which they are stopped."""
+        return ("stepping-0", "assembly", *(f"learning-{name}" for name in self.names), "coordination")
 
     def start(self, name: str) -> None:
         """Starts a service."""
@@ -145,7 +160,7 @@ class Graph:
                     listen=self._listen,
                 )
                 try:
-                    await SERVICES[name](context)
+                    await SERVICES.get(name, learning.run)(context)
                 except anyio.get_cancelled_exc_class():
                     transport.abandon()
                     raise
@@ -162,6 +177,10 @@ class Graph:
         await anyio.sleep(0.05)
         self.start(name)
 
+    def cut_off(self, number: int) -> None:
+        """Breaks the link of a simulator, which comes back a little later."""
+        self.links[number].cancel()
+
     async def simulate(self, number: int, game: Game) -> None:
         """Plays a game for ever, connecting anew whenever the link breaks."""
         counter = StepCounter()
@@ -169,12 +188,14 @@ class Graph:
             try:
                 if self.listener is None:
                     raise anyio.BrokenResourceError
-                async with self.listener.connect() as stream:
-                    await self._play(stream, number, game, counter)
-                return
+                with anyio.CancelScope() as self.links[number]:
+                    async with self.listener.connect() as stream:
+                        await self._play(stream, number, game, counter)
+                    return
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                counter.forget()
-                await anyio.sleep(0.02)
+                pass
+            counter.forget()
+            await anyio.sleep(0.02)
 
     async def _play(self, stream: MemoryStream, number: int, game: Game, counter: StepCounter) -> None:
         hello = Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number)
@@ -193,6 +214,7 @@ class Graph:
                 if isinstance(message, Bye):
                     await stream.send(to_bytes(Bye(steps=counter.steps)))
                     self.counts[number] = sum(counter.steps.values())
+                    self.counted[number] = dict(counter.steps)
                     return
                 if isinstance(message, Reset):
                     reports = game.reset({}, message.seed)
@@ -220,36 +242,41 @@ class Graph:
     def picture(self) -> str:
         """What every service has published last, for a run that does not end."""
         return "\n".join(
-            f"{name} {key}: {self.latest(name, key)}" for name in SERVICES for key in sorted(self.seen[name].latest)
+            f"{name} {key}: {self.latest(name, key)}" for name in self.services for key in sorted(self.seen[name].latest)
         )
 
     async def finish(self) -> dict[str, int]:
-        """Waits for the end, stops in order, and returns the books, `open` counted in each stage."""
+        """Waits for the end, stops in order, and returns the books of the first behavior, as `books` does."""
         with anyio.move_on_after(600) as deadline:
             while not self._finished():
                 await self.seen["coordination"].changed()
         assert not deadline.cancelled_caught, self.picture()
-        for name in SERVICES:
+        for name in self.services:
             self.stops[name].set()
             await self.ended[name].wait()
             await anyio.sleep(0.1)
+        return self.books(self.names[0])
+
+    def books(self, name: str) -> dict[str, int]:
+        """The books of a behavior, once all have stopped, `open` counted in each stage."""
         run: RunState = self.latest("coordination", "run")
-        learner: LearnerState = self.latest("learning-Goal", "state")
+        learner: LearnerState = self.latest(f"learning-{name}", "state")
         held: AssemblyState = self.latest("assembly", "state")
-        open_steps = run.routed["Goal"] + learner.buffered + learner.training
-        open_steps += sum(one.open + one.closed for one in held.held.get("Goal", {}).values())
-        books = run.books["Goal"]
+        open_steps = run.routed[name] + learner.buffered + learner.training
+        open_steps += sum(one.open + one.closed for one in held.held.get(name, {}).values())
+        books = run.books[name]
         return {
-            **{name: getattr(books, name) for name in ("produced", "trained", "ghost", "stale", "lost")},
+            **{term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")},
             "open": open_steps,
         }
 
 
 def settings_text(**values: Any) -> str:
-    """A small configuration."""
-    return CONFIG.format(
-        **{"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", **values}
-    )
+    """A small configuration, of the behavior "Goal" or of those that are named."""
+    defaults = {"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", "trainer": "ppo"}
+    values = {**defaults, "names": ("Goal",), **values}
+    behaviors = "".join(BEHAVIOR.format(name=name, **values) for name in values["names"])
+    return CONFIG.format(behaviors=behaviors, **values)
 
 
 async def begin(
@@ -262,7 +289,7 @@ async def begin(
     run = Run(**{**run.__dict__, "simulators": {"stepping-0": len(games)}})
     graph = Graph(run=run, tasks=tasks)
     watcher = await stack.enter_async_context(MemoryTransport(graph.hub, start="test.1"))  # type: ignore[attr-defined]
-    for name in SERVICES:
+    for name in graph.services:
         graph.seen[name] = await watcher.subscribe(name)
         graph.start(name)
     await anyio.sleep(0.01)

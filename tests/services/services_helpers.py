@@ -8,9 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+SAME_EVERYWHERE = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "OMP_NUM_THREADS": "1",
+}
+"""The arithmetic of the oldest processors: wider units round otherwise, and a short run that learned on one machine
+might not on the next."""
 
 CONFIG = """
 behaviors:
@@ -125,6 +137,26 @@ class Training:
                 if line.startswith("{"):
                     total += sum(json.loads(line)["steps"].values())
         return total
+
+
+def side_by_side(folder: Path, plain: Mapping[str, Any], seeds: Sequence[int]) -> list[Training]:
+    """Starts a run of a configuration, each in one process, for every seed."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(dict(plain)))
+    return [
+        Training(
+            folder, str(file), "--seed", str(seed), "--in-process", run_id=f"run{seed}", environment=SAME_EVERYWHERE
+        )
+        for seed in seeds
+    ]
+
+
+def last_of(training: Training, behavior: str, key: str) -> float:
+    """What the last interval of a behavior in which there was any says of `key`; once the run has ended."""
+    assert training.end(240) == 0, "\n".join(training.lines)
+    lines = map(json.loads, (training.directory / "metrics.jsonl").read_text().splitlines())
+    values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
+    return float([value for value in values if value is not None][-1])
 
 
 def progress(lines: list[str]) -> list[str]:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from services_helpers import Training
+from services_helpers import last_of, side_by_side
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 STEPS = 3_000
 FIRST_STEPS = 900
 SEEDS = (1, 2)
-
-SAME_EVERYWHERE = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OMP_NUM_THREADS": "1",
-}
-"""The arithmetic of the oldest processors: wider units round otherwise, and a short run that learned on one machine
-might not on the next."""
 
 LARGER = {"batch_size": 32, "buffer_size": 128}
 
@@ -64,24 +52,11 @@ def learned(folder: Path, steps: int, options: dict[str, Any], **changes: dict[s
         "simulators": [{"name": "goal", "options": options}],
         "pipeline": {"mode": "lockstep"},
     }
-    file = folder / "goal.yaml"
-    file.write_text(yaml.safe_dump(plain))
-    runs = [
-        Training(
-            folder, str(file), "--seed", str(seed), "--in-process", run_id=f"run{seed}", environment=SAME_EVERYWHERE
-        )
-        for seed in SEEDS
-    ]
-    return [reward(run, steps) for run in runs]
-
-
-def reward(training: Training, steps: int) -> float:
-    """The last mean reward that a run, once it has ended, has shown."""
-    assert training.end() == 0, "\n".join(training.lines)
-    assert training.summary["behaviors"]["Goal"]["steps"] <= steps
-    lines = (training.directory / "metrics.jsonl").read_text().splitlines()
-    rewards = [line["reward"] for line in map(json.loads, lines) if line["type"] == "interval"]
-    return float([reward for reward in rewards if reward is not None][-1])
+    rewards = []
+    for run in side_by_side(folder, plain, SEEDS):
+        rewards.append(last_of(run, "Goal", "reward"))
+        assert run.summary["behaviors"]["Goal"]["steps"] <= steps
+    return rewards
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,123 @@
+"""Finished group segments as the messages of each behavior name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from pipeline.assembly.groups import Closed, Stays
+from pipeline.assembly.members import Members, observations
+from pipeline.errors import ServiceError
+from pipeline.messages.service import Mates, Segments, Shared
+
+_PER_ROW: Final = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
+
+
+def divided(behavior: str, closed: Closed, largest: int) -> Iterator[Closed]:
+    """The group segments in which a behavior name has steps, as many at a time as fit into a message.
+
+    Args:
+        behavior: name.
+        closed: group segments.
+        largest: most steps of a message, those of mates included.
+
+    Raises:
+        ServiceError: a single one does not fit.
+    """
+    own = np.flatnonzero(closed.steps(behavior))
+    sizes = np.sum([closed.steps(name) for name in closed.stays], axis=0)[own]
+    start, size = 0, 0
+    for at, steps in enumerate(sizes.tolist()):
+        if steps > largest:
+            raise ServiceError(
+                f"got {steps} steps of one group at once for {behavior}; expected at most {largest}; "
+                "raise hyperparameters.buffer_size, or form smaller groups"
+            )
+        if size + steps > largest:
+            yield closed.pick(own[start:at])
+            start, size = at, 0
+        size += steps
+    if start < len(own):
+        yield closed.pick(own[start:])
+
+
+def message(members: Mapping[str, Members], behavior: str, closed: Closed | None, cut: int) -> Segments:
+    """The next message of a behavior name.
+
+    Args:
+        members: of all behavior names of the source.
+        behavior: name.
+        closed: group segments in which it has steps; None for none.
+        cut: serial of the cut that the message completes, else 0.
+    """
+    one = members[behavior]
+    log = one.block.log
+    if closed is None:
+        nothing = np.empty(0, np.int64)
+        closed = Closed(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
+    own = closed.stays.get(behavior) or _no_stays()
+    rows, times = own.rows, log.times[own.rows]
+    return Segments(
+        **one.account.next_message(),
+        cut=cut,
+        lengths=own.lengths,
+        observations=observations(log.observations, rows),
+        next_observations=observations(log.observations, own.following),
+        masks=None if log.masks is None else log.masks[rows],
+        terminated=own.terminated,
+        interrupted=own.interrupted,
+        group_ended=closed.ended[own.groups],
+        teams=own.teams,
+        groups=own.keys,
+        agents=own.agents,
+        simulators=own.simulators,
+        episodes=one.notes.take(),
+        carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
+        shared=Shared(
+            numbers=closed.numbers,
+            spans=closed.spans,
+            ended=closed.ended,
+            rewards=closed.rewards,
+            mates=tuple(
+                _mates(name, members[name], stays, len(closed.numbers))
+                for name, stays in closed.stays.items()
+                if name != behavior
+            ),
+            **_shown(one, own, len(closed.numbers)),
+        ),
+        **{name: getattr(log, name)[rows] for name in _PER_ROW},
+    )
+
+
+def _mates(behavior: str, one: Members, stays: Stays, groups: int) -> Mates:
+    log = one.block.log
+    return Mates(
+        behavior=behavior,
+        lengths=stays.lengths,
+        observations=observations(log.observations, stays.rows),
+        next_observations=observations(log.observations, stays.following),
+        continuous=log.continuous[stays.rows],
+        discrete=log.discrete[stays.rows],
+        **_shown(one, stays, groups),
+    )
+
+
+def _shown(one: Members, stays: Stays, groups: int) -> dict[str, Any]:
+    """The columns that `Shared` and `Mates` have in common."""
+    log = one.block.log
+    return {
+        "members": np.bincount(stays.groups, minlength=groups).astype(np.int32),
+        "times": log.times[stays.rows],
+        "next_times": stays.next_times,
+        "until": stays.until,
+        "next_continuous": log.continuous[stays.following],
+        "next_discrete": log.discrete[stays.following],
+    }
+
+
+def _no_stays() -> Stays:
+    nothing = np.empty(0, np.int64)
+    numbers, flags = nothing.astype(np.int32), nothing > 0
+    return Stays(nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers)

@@ -1,0 +1,70 @@
+"""Groups learn what they earn together: within the steps that ML-Agents allows, and where PPO can not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from services_helpers import last_of, side_by_side
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 3_000
+BUFFER = 64
+SEEDS = (1, 2)
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+ROOMS_STEPS = 60_000
+ROOMS_BEST = 0.96
+"""The most a group can earn on average: 1, less 0.01 for every decision of about four."""
+
+
+def learned(folder: Path, names: tuple[str, ...], max_steps: int, **options: Any) -> list[float]:
+    """Mean reward of the groups in the last tenth of the steps of a lockstep run, for each seed and behavior."""
+    schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
+    behavior = {
+        "trainer_type": "poca",
+        "hyperparameters": {"batch_size": 16, "buffer_size": BUFFER, "learning_rate": 5e-3, **schedules},
+        "network_settings": {"hidden_units": 32, "num_layers": 1},
+        "max_steps": max_steps,
+        "time_horizon": 64,
+        "summary_freq": STEPS // 10,
+    }
+    plain = {
+        "behaviors": dict.fromkeys(names, behavior),
+        "simulators": [{"name": "goals", "options": options}],
+        "pipeline": {"mode": "lockstep"},
+    }
+    return [last_of(run, name, "group_reward") for run in side_by_side(folder, plain, SEEDS) for name in names]
+
+
+def rooms(folder: Path, trainer: str, **options: Any) -> float:
+    """Mean reward of the groups in the last interval of a run of the built-in configuration."""
+    plain = yaml.safe_load((CONFIGS / "rooms.yaml").read_text())
+    plain["behaviors"]["Rooms"] |= {"trainer_type": trainer, "max_steps": ROOMS_STEPS}
+    plain["simulators"][0]["options"] |= options
+    (run,) = side_by_side(folder, plain, [1])
+    return last_of(run, "Rooms", "group_reward")
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_a_group_whose_members_end_one_by_one_learns(tmp_path: Path, discrete: bool) -> None:
+    """Steps of agents, of which a step of the group has one or two, and the last update may go over the end."""
+    assert min(learned(tmp_path, ("Goals",), STEPS - BUFFER, discrete=discrete)) > 0.9
+
+
+def test_a_group_of_two_behaviors_learns(tmp_path: Path) -> None:
+    """Each behavior has its own learner, observations and actions; both have to reach their goals."""
+    assert min(learned(tmp_path, ("Goals", "GoalsOdd"), STEPS, mixed=True)) > 0.9
+
+
+def test_who_opens_is_credited_with_what_comes_after_its_end(tmp_path: Path) -> None:
+    """Nine tenths of the best: only a member that ends itself lets the others earn anything."""
+    assert rooms(tmp_path, "poca") > 0.9 * ROOMS_BEST
+
+
+def test_ppo_does_not_credit_who_opens(tmp_path: Path) -> None:
+    """With the group's reward as the own one of all that are there; so what the test above shows is the credit."""
+    assert rooms(tmp_path, "ppo", own_rewards=True) < 0.45 * ROOMS_BEST

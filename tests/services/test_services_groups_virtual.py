@@ -1,0 +1,227 @@
+"""Groups in the whole graph under a virtual clock: members come and go, and behaviors share what they earn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+import torch
+from services_graph import Graph, begin
+from trio.testing import MockClock
+
+from pipeline.metrics import highest, mean
+from pipeline.simulation.crowd import Crowd
+from pipeline.simulation.game import Game
+from pipeline.simulation.goal import Goal
+from pipeline.simulation.goals import Goals
+
+POCA: dict[str, Any] = {"trainer": "poca"}
+CROWD = POCA | {"names": ("Crowd",)}
+MIXED = POCA | {"names": ("Goals", "GoalsOdd")}
+STEPS = 1000
+BUFFER = 64
+AREAS, MEMBERS = 2, 6
+AGENTS = AREAS * MEMBERS
+HORIZON = 8
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def crowds() -> Sequence[Game]:
+    """Two simulators; in the second one, members decide at different steps."""
+    return [Crowd(areas=AREAS, members=MEMBERS), Crowd(members=MEMBERS, every=2)]
+
+
+def mixed(count: int = 2) -> Sequence[Game]:
+    """Simulators whose groups have members of two behaviors."""
+    return [Goals(areas=AREAS, members=4, mixed=True) for _ in range(count)]
+
+
+def balanced(graph: Graph, name: str) -> dict[str, int]:
+    """The books of a behavior, whose terms have to add up."""
+    books = graph.books(name)
+    assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), f"{name}: {books}"
+    return books
+
+
+def counted(graph: Graph, name: str) -> int:
+    """Steps of a behavior that the simulators counted themselves."""
+    return sum(counts.get(name, 0) for counts in graph.counted.values())
+
+
+def lag_of(graph: Graph, name: str) -> Any:
+    return graph.latest(f"learning-{name}", "metrics").histograms[f"lag/{name}"]
+
+
+async def run(folder: Path, games: Sequence[Game], **values: Any) -> Graph:
+    """A run from its beginning to its end."""
+    folder.mkdir(exist_ok=True)
+    frame_s = values.pop("frame_s", 0.001)
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, folder, list(games), **values)
+        graph.frame_s = frame_s
+        await graph.finish()
+        tasks.cancel_scope.cancel()
+    return graph
+
+
+GAMES = [pytest.param(crowds, CROWD, id="crowd"), pytest.param(mixed, MIXED, id="mixed")]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("games", "values"), GAMES)
+async def test_every_behavior_trains_to_the_end_with_its_own_books(
+    tmp_path: Path, games: Any, values: dict[str, Any]
+) -> None:
+    """A step is counted once, for its own name; the simulators' own counts agree."""
+    graph = await run(tmp_path, games(), **values)
+    stale = []
+    for name in graph.names:
+        books = balanced(graph, name)
+        assert STEPS <= books["trained"] < STEPS + 2 * BUFFER
+        assert books["lost"] == 0
+        assert counted(graph, name) == books["produced"]
+        assert highest(lag_of(graph, name)) <= 2
+        stale.append(books["stale"])
+    assert min(stale) == 0  # who is done first goes on for the other, and learns nothing from that
+    assert not graph.faults
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("games", "values"),
+    [
+        pytest.param(lambda: [*crowds(), Crowd(members=3)], CROWD, id="crowd"),
+        pytest.param(lambda: mixed(3), MIXED, id="mixed"),
+    ],
+)
+async def test_lockstep_repeats_itself(tmp_path: Path, games: Any, values: dict[str, Any]) -> None:
+    """Also when one behavior is done before another whose members are in the same groups."""
+    digests = []
+    for frame_s in (0.001, 0.03):
+        graph = await run(tmp_path / str(frame_s), games(), mode="lockstep", frame_s=frame_s, **values)
+        for name in graph.names:
+            balanced(graph, name)
+        digests.append([graph.latest(f"learning-{name}", "state").weights_sha256 for name in graph.names])
+    assert digests[0] == digests[1]
+    assert all(digests[0])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        pytest.param(1, 0.0, id="all decide at once"),
+        pytest.param(2, 1.0, id="some act for longer than the update takes"),
+    ],
+)
+async def test_lockstep_has_no_lag_but_that_of_steps_under_way(tmp_path: Path, every: int, expected: float) -> None:
+    """A member that decides at every other step acts with what it chose before the update, once."""
+    games = [Crowd(members=MEMBERS, every=every) for _ in range(2)]
+    lag = lag_of(await run(tmp_path, games, mode="lockstep", max_steps=500, **CROWD), "Crowd")
+    assert highest(lag) == expected
+    assert mean(lag) < 0.1
+
+
+PARTS = ["stepping-0", "assembly", "coordination", "learning"]
+
+
+def most_lost(part: str, sources: int) -> int:
+    """Steps of one behavior that a crash may take: what the part holds that nobody else has."""
+    bounds = {
+        "stepping": 4 * BUFFER,  # produced, and not acknowledged by assembly
+        "assembly": 2 * BUFFER + sources * AGENTS,  # all that may be in flight
+        "coordination": 0,
+        "learning": KILLED_STEPS,  # updates since the last checkpoint
+    }
+    return bounds[part.partition("-")[0]]
+
+
+KILLED_STEPS = 1500
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+@pytest.mark.parametrize(
+    ("games", "values", "part"),
+    [(crowds, CROWD, part) for part in ("stepping-0", "assembly", "coordination", "learning-Crowd")]
+    + [(mixed, MIXED, part) for part in ("stepping-0", "assembly", "coordination", "learning-Goals")],
+)
+async def test_a_killed_service_comes_back_and_all_books_balance(
+    tmp_path: Path, games: Any, values: dict[str, Any], part: str, mode: str
+) -> None:
+    """While members come and go, and end before their mates."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, list(games()), mode=mode, max_steps=KILLED_STEPS, **values)
+        await anyio.sleep(0.3)
+        before = {n: graph.latest(f"learning-{n}", "state").trained for n in graph.names}
+        await graph.kill(part)
+        await graph.finish()
+        print("END", anyio.current_time(), before)
+        tasks.cancel_scope.cancel()
+    for name in graph.names:
+        books = balanced(graph, name)
+        print("BOOKS", part, mode, name, books, counted(graph, name))
+        assert books["trained"] >= KILLED_STEPS
+        assert books["lost"] <= most_lost(part, len(games()))
+    assert not graph.faults
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+@pytest.mark.parametrize(("games", "values"), GAMES)
+async def test_a_simulator_that_comes_back_changes_no_books(
+    tmp_path: Path, games: Any, values: dict[str, Any], mode: str
+) -> None:
+    """Its groups are interrupted and nothing is lost: it counts the same steps."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, list(games()), mode=mode, **values)
+        for _ in range(3):
+            await anyio.sleep(0.1)
+            graph.cut_off(0)
+        await graph.finish()
+        tasks.cancel_scope.cancel()
+    for name in graph.names:
+        books = balanced(graph, name)
+        print("BOOKS", mode, name, books, counted(graph, name))
+        assert books["trained"] >= STEPS
+        assert books["lost"] == 0
+        assert counted(graph, name) == books["produced"]
+    assert not graph.faults
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("game", "values", "said"),
+    [
+        pytest.param(Goal(areas=4), POCA, "no_groups", id="poca without groups"),
+        pytest.param(Crowd(members=MEMBERS), {"names": ("Crowd",)}, "group_rewards_ignored", id="ppo with groups"),
+        pytest.param(Crowd(members=MEMBERS), CROWD, None, id="poca with groups"),
+        pytest.param(Goal(areas=4), {}, None, id="ppo without groups"),
+    ],
+)
+async def test_what_does_not_belong_together_trains_and_is_said_once(
+    tmp_path: Path, game: Game, values: dict[str, Any], said: str | None
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        graph = await run(tmp_path, [game], **values)
+    (name,) = graph.names
+    assert balanced(graph, name)["trained"] >= STEPS
+    events = [entry["event"] for entry in logs if entry["event"] in ("no_groups", "group_rewards_ignored")]
+    assert events == ([] if said is None else [said])
