@@ -31,6 +31,7 @@ class Assembly:
         self._senders = senders
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
+        self._warned: set[str] = set()
         self._sources: dict[str, str] = {}
         self._cuts = Cuts(behaviors={})
         self._cut: dict[tuple[str, str], int] = {}
@@ -49,12 +50,27 @@ class Assembly:
                 await self._cut_if_due(part.behavior, batch.source)
 
     async def _take_part(self, source: str, part: BehaviorSteps) -> None:
+        self._warn_of_mates(source, part)
         new = (part.behavior, source) not in self._assemblers
         assembler = self._assembler(part.behavior, source)
         assembler.apply(part)
         if new:  # spoken of at once, even without steps: coordination then closes what went before
             await self._send([assembler.greeting()])
         await self._send(assembler.flush())
+
+    def _warn_of_mates(self, source: str, part: BehaviorSteps) -> None:
+        """Says once that members of a group are missing where its reward is shared out."""
+        groups = self._groups.get(source)
+        if groups is None or part.joined is None or part.behavior in self._warned:
+            return
+        if groups.has(part.joined.groups):
+            self._warned.add(part.behavior)
+            self._context.log.warning(
+                "mates_left_out",
+                behavior=part.behavior,
+                cause="its trainer_type is ppo, so the critics of those that share groups with it do not see it",
+                notice=True,
+            )
 
     async def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
         groups = self._groups.get(source)

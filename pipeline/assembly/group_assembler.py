@@ -67,6 +67,10 @@ class GroupAssembler:
             )
         return self.members[behavior]
 
+    def has(self, keys: NDArray[np.int64]) -> bool:
+        """Whether one of these group keys has members here."""
+        return self._groups.has(keys[keys != 0])
+
     def apply(self, parts: Sequence[BehaviorSteps]) -> None:
         """Takes over the steps of some wake-ups, of several behavior names at most once each."""
         ticks: dict[int, list[tuple[Members, Happened]]] = {}
@@ -149,6 +153,7 @@ class GroupAssembler:
                         np.zeros(len(slots), np.float32) if shared is None else shared[pending],
                         block.totals[slots],
                         block.decided[slots],
+                        np.full(len(slots), report is happened.ended),
                     )
                 )
                 one.found += block.complete(report.slots, report.rewards, shared)

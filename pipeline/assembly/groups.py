@@ -144,6 +144,7 @@ class Earned:
         shared: [n] reward of the group since the member's last decision.
         totals: [n] what the group had earned by then, as far as was known.
         decided: [n] wake-up of that decision.
+        ended: [n] the member ended, and what the group got after that in the same report it has not heard of.
     """
 
     places: Places
@@ -151,6 +152,7 @@ class Earned:
     shared: NDArray[np.float32]
     totals: NDArray[np.float64]
     decided: NDArray[np.int64]
+    ended: Mask
 
 
 class Groups:
@@ -191,6 +193,10 @@ class Groups:
         found: Places = self._places[np.searchsorted(self._keys, wanted)][back]
         return found
 
+    def has(self, keys: NDArray[np.int64]) -> bool:
+        """Whether one of these groups has members here."""
+        return bool(np.isin(keys, self._keys).any())
+
     def enter(self, places: Places, name: int, horizon: int, known: Mask) -> None:
         """Members came, one for each of `places`.
 
@@ -210,12 +216,13 @@ class Groups:
         """Adds what members earned since the last group time; of the group's own reward, what is not yet counted."""
         if not reports:
             return
-        places, own, shared, totals, decided = (
+        places, own, shared, totals, decided, ended = (
             np.concatenate([getattr(one, name) for one in reports]) for name in Earned.__slots__
         )
         self._credit(places, own)
-        # Whoever decided first has heard of all that the others have, and perhaps of more.
-        _, first = np.unique(places[order := np.lexsort((decided, places))], return_index=True)
+        # Of those that go on, who decided first has heard of all that the others have, and perhaps of more.
+        order = np.lexsort((-np.abs(shared), decided, ended, places))
+        _, first = np.unique(places[order], return_index=True)
         chosen = order[first]
         gain = shared[chosen] - (self.totals[places[chosen]] - totals[chosen])
         self.totals[places[chosen]] += gain

@@ -116,11 +116,6 @@ class GroupBatch:
         return len(self.rewards)
 
     @property
-    def groups(self) -> bool:
-        """Whether any two agents shared a group."""
-        return bool((np.sum([one.members for one in (self.own, *self.mates.values())], axis=0) > 1).any())
-
-    @property
     def sizes(self) -> Array:
         """[g] rows of each group segment."""
         ends = np.concatenate([[0], np.cumsum(self.own.lengths)])

@@ -46,16 +46,17 @@ class Windows:
         group: [U] group segment of each.
         first: [U] its first moment.
         lengths: [U] its moments.
-        rows: [U] rows of our own that were decided in it.
+        weights: [U] rows of our own that were decided in it; at least 1 where anybody is there, 0 where nobody is.
         first_q: [q] first row of each sequence, window by window.
         lengths_q: [q] its rows.
         sequences: [U] how many sequences each has.
+        by_window: [q] number that each sequence has in the order of the rows.
     """
 
     group: Numbers
     first: Numbers
     lengths: Numbers
-    rows: Numbers
+    weights: Numbers
     first_q: Numbers
     lengths_q: Numbers
     sequences: Numbers
@@ -73,11 +74,13 @@ class Windows:
         lengths_q = np.diff(first_q, append=batch.steps)
         window_q = window_of[index.moments[first_q]]
         by_window = np.argsort(window_q, kind="stable")
+        rows = np.bincount(window_of[index.moments], minlength=len(lengths))
+        somebody = np.bincount(window_of[index.in_series], index.counts[index.in_series], len(lengths)) > 0
         return cls(
             group=group,
             first=first + group,  # each segment before has one moment more, that which followed
             lengths=lengths,
-            rows=np.bincount(window_of[index.moments], minlength=len(lengths)),
+            weights=np.maximum(rows, somebody),
             first_q=first_q[by_window],
             lengths_q=lengths_q[by_window],
             sequences=np.bincount(window_q, minlength=len(lengths)),

@@ -169,8 +169,10 @@ class Learner:
     def add(self, record: Segments) -> None:
         """Takes finished segments into the buffer; all names in their groups have been met."""
         self._buffer.add(record)
-        if len(record.episodes.returns):
-            self._episode_returns.append(record.episodes.returns)
+        episodes = record.episodes
+        if len(episodes.returns):
+            grouped = self.settings.trainer_type == "poca"
+            self._episode_returns.append(episodes.returns + episodes.shared_returns if grouped else episodes.returns)
 
     def drop_stale(self, max_lag: int) -> int:
         """Drops segments whose newest row is older than `max_lag` versions, but never what an update would wait for.

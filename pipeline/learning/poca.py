@@ -153,7 +153,7 @@ class POCA:
             skipped=len(done) - len(taken),
             lags=lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
-            groups=batch.groups,
+            groups=bool(prepared.index.counts.max() > 1),
         )
 
     def _targets(self, batch: GroupBatch, prepared: Prepared, found: Estimates, epsilon: float) -> Targets:
@@ -203,7 +203,7 @@ class POCA:
             some = min(max(1, size // batch.sequence_length), len(lengths))
             count = len(lengths) // some
             of_actor = recurrent_minibatches(targets.rows, recurrence, some, self.generator)
-        of_critic = shuffled(windows.rows, count, self.generator)
+        of_critic = shuffled(windows.weights, count, self.generator)
         for at, of_policy in enumerate(of_actor):
             yield of_policy, self._criticised(prepared, found, of_critic[at % len(of_critic)])
 
@@ -256,6 +256,8 @@ class POCA:
         self, found: Tensor, returns_: Tensor, before: Tensor, which: Tensor, epsilon: float, weight: float
     ) -> tuple[Tensor, Tensor]:
         """Squared errors of some values or baselines, and the derivative of their mean times `weight`."""
+        if not len(which):  # moments at which only mates decided, or somebody ended
+            return found.new_zeros(1, found.shape[1]), torch.zeros_like(found)
         clipped = self.settings.hyperparameters.clip_value_loss
         old = before.index_select(0, which) if clipped else None
         return losses.value_loss_of(found, returns_.index_select(0, which), old, epsilon, weight)
@@ -285,16 +287,16 @@ class POCA:
         return statistics
 
 
-def shuffled(rows_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:
-    """Units that hold rows in a random order, in at most as many parts, which hold about equal numbers of rows.
+def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:
+    """Units in a random order, in at most as many parts, which weigh about the same.
 
     Args:
-        rows_U: rows of each unit.
+        weights_U: of each unit; one that weighs nothing is left out.
         parts: at least 1.
         generator: random source.
     """
-    units = np.flatnonzero(rows_U)
+    units = np.flatnonzero(weights_U)
     order = units[torch.randperm(len(units), generator=generator).numpy()]
-    ends = np.cumsum(rows_U[order])
+    ends = np.cumsum(weights_U[order])
     bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
     return [part for part in np.split(order, bounds) if part.size]

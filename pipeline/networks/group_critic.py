@@ -169,6 +169,9 @@ class GroupCritic(nn.Module):
         value_MU = mean_of(values_MNU, here_MN)
         if not len(moments.decided):
             return value_MU, moments.counts
+        if moments.shape[1] == 1:  # who is alone has no mates whose actions its baseline could see
+            alone_DU = value_MU.index_select(0, moments.decided)
+            return torch.cat([value_MU, alone_DU]), moments.counts.new_ones(len(value_MU) + len(alone_DU))
         baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, moments.shape[2])
         counts_D = moments.counts.index_select(0, moments.decided // moments.shape[2])
         baseline_DU = baseline_MJU.flatten(0, 1).index_select(0, moments.decided)

@@ -195,14 +195,3 @@ def test_stale_group_segments_are_dropped_whole_oldest_first_until_too_little_wo
     assert buffer.steps == remaining
     if left:
         same_batch(buffer.take_all(), whole(left))
-
-
-# ---------------------------------------------------------------- whether there are groups
-
-
-def test_agents_that_are_all_alone_are_no_groups():
-    alone, pair = World(specs_of(), ACTOR).groups(3, most=1), World(SPECS, ACTOR, 1).groups(1, most=2)
-    assert not batch_of(alone, SPECS).groups
-    assert batch_of([*alone, *pair], SPECS).groups
-    mixed = [group for group in World(SPECS, ACTOR, 2).groups(9) if len(group.of(OWN)) == 1 < len(group.members)]
-    assert batch_of(mixed[:1], SPECS).groups, "a mate of another name is one too"

@@ -166,7 +166,8 @@ def test_a_name_that_nobody_has_in_a_batch_changes_nothing():
 def test_windows_divide_each_groups_time_and_sequences_are_a_members_steps_in_one(length, **how):
     groups, specs = made(**how)
     batch = replace(batch_of(groups, specs), sequence_length=length)
-    windows = Windows.of(batch, GroupIndex(batch, list(specs)), length)
+    index = GroupIndex(batch, list(specs))
+    windows = Windows.of(batch, index, length)
     moments = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}
     rows = rows_of(groups, OWN)
     expected = [(at, start) for at, group in enumerate(groups) for start in range(0, group.span, length)]
@@ -180,5 +181,5 @@ def test_windows_divide_each_groups_time_and_sequences_are_a_members_steps_in_on
         of_q = windows.of_windows(which)
         sequences = zip(windows.first_q[of_q], windows.lengths_q[of_q], strict=True)
         assert [list(range(first, first + size)) for first, size in sequences] == inside
-        assert windows.rows[number] == sum(map(len, inside))
+        assert windows.weights[number] == max(sum(map(len, inside)), int(index.counts[windows.moments(which)].any()))
     assert windows.first_q.tolist() == batch.starts()[windows.by_window].tolist()

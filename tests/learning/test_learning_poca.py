@@ -348,12 +348,13 @@ def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_crit
     moments, decided = moments_of(groups), {}
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
-    acted, judged = [], []
+    acted, judged, valued = [], [], set()
     for (rows, recalled), criticised in poca._minibatches(batch, prepared, found, numbers):
         acted.append([int(one) for one in rows.log_prob.tolist()])
         judged.append(criticised.rows.tolist())
+        valued.update(criticised.moments.tolist())
         assert recalled is None
-        assert set(judged[-1]) == set().union(*(decided[moments[at]] for at in criticised.moments.tolist()))
+        assert set(judged[-1]) == set().union(*(decided.get(moments[at], set()) for at in criticised.moments.tolist()))
         for number, at in enumerate(acted[-1]):
             assert torch.equal(rows.advantage[number], targets.rows.advantage[at])
             assert rows.discrete[number].tolist() == batch.own.discrete[at].tolist()
@@ -361,5 +362,8 @@ def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_crit
     assert [len(rows) for rows in acted] == [size] * (batch.steps // size)
     assert len({row for rows in acted for row in rows}) == batch.steps // size * size
     assert {row for rows in judged for row in rows} == set(range(batch.steps))
+    somebody = prepared.index.in_series[prepared.index.counts[prepared.index.in_series] > 0]
+    if size > 1:  # one minibatch for each decision leaves no part for moments at which nobody of ours decides
+        assert valued == set(somebody.tolist())
     if size > 1:
         assert sum(map(len, judged)) == batch.steps

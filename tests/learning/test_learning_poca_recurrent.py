@@ -285,7 +285,7 @@ def critic_part(poca, windows, walked, returns):
                 before = of_members.get(one, at_sequences.get(step))
                 value, of_members[one] = criticised(critic, critic.baseline, each[one], count, before)
                 baselines.append((value - returns[group, time]) ** 2)
-    return torch.stack(values).mean(), torch.stack(baselines).mean()
+    return torch.stack(values).mean(), torch.stack(baselines).mean() if baselines else torch.zeros(())
 
 
 def sequences_of(groups):

@@ -194,8 +194,13 @@ class Graph:
                     return
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 pass
+            self._note(number, counter)
             counter.forget()
             await anyio.sleep(0.02)
+
+    def _note(self, number: int, counter: StepCounter) -> None:
+        self.counts[number] = sum(counter.steps.values())
+        self.counted[number] = dict(counter.steps)
 
     async def _play(self, stream: MemoryStream, number: int, game: Game, counter: StepCounter) -> None:
         hello = Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number)
@@ -213,8 +218,7 @@ class Graph:
                     return
                 if isinstance(message, Bye):
                     await stream.send(to_bytes(Bye(steps=counter.steps)))
-                    self.counts[number] = sum(counter.steps.values())
-                    self.counted[number] = dict(counter.steps)
+                    self._note(number, counter)
                     return
                 if isinstance(message, Reset):
                     reports = game.reset({}, message.seed)
@@ -235,6 +239,12 @@ class Graph:
 
     seen: dict[str, Any] = field(default_factory=dict)
 
+    async def until(self, name: str, reached: Callable[[LearnerState], bool]) -> LearnerState:
+        """Waits until the learner of a behavior says what is asked for."""
+        while not (isinstance(state := self.latest(f"learning-{name}", "state"), LearnerState) and reached(state)):
+            await self.seen[f"learning-{name}"].changed()
+        return state
+
     def _finished(self) -> bool:
         state = self.latest("coordination", "run")
         return isinstance(state, RunState) and state.finished
@@ -242,7 +252,9 @@ class Graph:
     def picture(self) -> str:
         """What every service has published last, for a run that does not end."""
         return "\n".join(
-            f"{name} {key}: {self.latest(name, key)}" for name in self.services for key in sorted(self.seen[name].latest)
+            f"{name} {key}: {self.latest(name, key)}"
+            for name in self.services
+            for key in sorted(self.seen[name].latest)
         )
 
     async def finish(self) -> dict[str, int]:

@@ -17,8 +17,10 @@ SEEDS = (1, 2)
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 ROOMS_STEPS = 60_000
-ROOMS_BEST = 0.96
-"""The most a group can earn on average: 1, less 0.01 for every decision of about four."""
+ROOMS_LEARNED = 0.87
+"""Nine tenths of the most that a group can earn on average: 1, less 0.01 for each of three to four decisions."""
+ROOMS_MISSED = 0.43
+"""Less than half of it."""
 
 
 def learned(folder: Path, names: tuple[str, ...], max_steps: int, **options: Any) -> list[float]:
@@ -61,10 +63,10 @@ def test_a_group_of_two_behaviors_learns(tmp_path: Path) -> None:
 
 
 def test_who_opens_is_credited_with_what_comes_after_its_end(tmp_path: Path) -> None:
-    """Nine tenths of the best: only a member that ends itself lets the others earn anything."""
-    assert rooms(tmp_path, "poca") > 0.9 * ROOMS_BEST
+    """Only a member that ends itself lets the others earn anything."""
+    assert rooms(tmp_path, "poca") > ROOMS_LEARNED
 
 
 def test_ppo_does_not_credit_who_opens(tmp_path: Path) -> None:
     """With the group's reward as the own one of all that are there; so what the test above shows is the credit."""
-    assert rooms(tmp_path, "ppo", own_rewards=True) < 0.45 * ROOMS_BEST
+    assert rooms(tmp_path, "ppo", own_rewards=True) < ROOMS_MISSED

@@ -235,7 +235,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
         """
     ).settings
     assert [line.split(": ")[0] for line in unsupported(settings)] == [
-        "behaviors.A.trainer_type",
         "behaviors.A.self_play",
         "behaviors.A.behavioral_cloning",
         "behaviors.A.init_path",

@@ -106,6 +106,40 @@ def test_a_minibatch_must_hold_a_sequence() -> None:
     assert loaded(text.replace("63", "64")).settings.behaviors["A"].hyperparameters.batch_size == 64
 
 
+def test_the_critic_of_a_group_divides_its_units_among_its_heads() -> None:
+    text = "behaviors:\n  A:\n    max_steps: 3\n    trainer_type: poca\n    network_settings: {hidden_units: 30}\n"
+    line = only_problem(text)
+    assert line.startswith("run.yaml:4: behaviors.A.trainer_type: got trainer_type poca with")
+    assert "hidden_units 30; expected a multiple of 4, one part for each attention head" in line
+    assert line.endswith("set it to 32")
+    assert loaded(text.replace("30", "32")).settings.behaviors["A"].network_settings.hidden_units == 32
+    assert loaded(text.replace("poca", "ppo")).settings.behaviors["A"].network_settings.hidden_units == 30
+
+
+def test_a_critic_of_a_group_is_not_shared_with_the_actor() -> None:
+    text = "behaviors:\n  A:\n    trainer_type: poca\n    hyperparameters:\n      shared_critic: true\n"
+    line = only_problem(text)
+    assert line.startswith("run.yaml:3: behaviors.A.trainer_type: got trainer_type poca with")
+    assert "shared_critic true; expected a critic of its own" in line
+    assert line.endswith("remove shared_critic")
+    assert loaded(text.replace("poca", "ppo")).settings.behaviors["A"].hyperparameters.shared_critic
+
+
+def test_what_a_behavior_adds_to_the_algorithm_of_the_defaults_is_where_a_reader_should_look() -> None:
+    """Both lines take part; the behavior's own is what does not fit the others' algorithm."""
+    text = """\
+        default_settings: {trainer_type: poca}
+        behaviors:
+          A:
+            network_settings:
+              hidden_units: 30
+          B: {}
+        """
+    assert only_problem(text).startswith("run.yaml:4: behaviors.A.network_settings: got trainer_type poca with")
+    both = "default_settings:\n  trainer_type: poca\n  network_settings: {hidden_units: 30}\nbehaviors: {A: , B: }\n"
+    assert only_problem(both).startswith("run.yaml:2: default_settings.trainer_type: got trainer_type poca with")
+
+
 @pytest.mark.parametrize(
     ("section", "text"),
     [
