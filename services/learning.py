@@ -184,14 +184,24 @@ class Learning:
 
     def _take(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new cut."""
+        if not self._is_new(segments):
+            return False
+        if len(segments.log_probs):
+            self._learner.add(segments)
+        return self._closes(segments)
+
+    def _is_new(self, segments: Segments) -> bool:
+        """Whether they were not taken before; counts them either way."""
         key = (segments.origin, segments.source)
         if segments.sequence <= self._seen.get(key, 0):
             self._duplicate += len(segments.log_probs)
             return False
         self._seen[key] = segments.sequence
         self._taken += len(segments.log_probs)
-        if len(segments.log_probs):
-            self._learner.add(segments)
+        return True
+
+    def _closes(self, segments: Segments) -> bool:
+        """Whether they complete a new cut."""
         closing = segments.cut > self._cut
         self._cut = max(self._cut, segments.cut)
         return closing
@@ -257,13 +267,19 @@ class Learning:
         self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
 
     async def _discard(self) -> None:
-        """Drops and counts what still comes."""
+        """Drops and counts what still comes.
+
+        In lockstep it tells of that at cuts only: told of at any time it would move the next cut, which closes the
+        segments of groups that others still learn from.
+        """
         self._context.waiting_for = "the other behaviors"
         while True:
             segments = await self._receiver.get()
-            self._taken += len(segments.log_probs)
+            if not self._is_new(segments):
+                continue
             self._dropped += len(segments.log_probs)
-            self.publish()
+            if self._closes(segments) or not self._lockstep:
+                self.publish()
 
 
 async def run(context: Context) -> None:
