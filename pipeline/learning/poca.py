@@ -2,14 +2,14 @@
 """MA-POCA (Cohen et al. 2021, arXiv 2111.05992, "On the Use and Misuse of Absorbing States in Multi-agent
 Reinforcement Learning"), one update at a time: teams that share a reward, and members that come and go.
 
-1. One value for each moment of a group, of what all members there see (section 4.1, equation 5): attention instead of
+1. One value for each moment of a group, of what all members there see (the paper): attention instead of
    absorbing states, so that the number of members may change at any time.
 2. A group has one series of rewards: what its members earned themselves, and the group's reward once (ML-Agents' sum).
 3. One lambda return for each group, in group time: `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`. It goes
-   on after a member's end: that is posthumous credit (section 4.1; ML-Agents' `lambda_return`). What follows the
+   on after a member's end: that is posthumous credit (the paper; ML-Agents' `lambda_return`). What follows the
    segment is worth 0 only if the whole group ended, and not by interruption.
 4. A baseline for each decision of a member: what is to be expected if nothing is known of its own action, and all of
-   what its mates see and do (section 4.2, equation 8; a counterfactual one, after Foerster et al. 2018, COMA). The
+   what its mates see and do (the paper; a counterfactual one, after Foerster et al. 2018, COMA). The
    advantage is `R_t - b_t` of that member.
 5. Rewards between two decisions of a member accrue in group time. A decision that was under way when its group's
    segment closed counts as the first moment of the next.

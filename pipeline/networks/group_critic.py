@@ -71,7 +71,7 @@ class GroupCritic(nn.Module):
     A member is embedded twice: as what it sees, and as what it sees and does; what the second adds is learned, so what
     either learns to see serves both. The value attends to all members without
     their actions. The baseline of a member attends to itself without its action and to its mates with theirs (Cohen et
-    al. 2021, arXiv 2111.05992, section 4): embeddings, queries, keys and values are made once for each member, and
+    al. 2021, arXiv 2111.05992): embeddings, queries, keys and values are made once for each member, and
     shared by the baselines of all its mates.
 
     Args:
