@@ -8,7 +8,7 @@ runs as a process over ZeroMQ, in one process over memory, and under a virtual c
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,12 +50,19 @@ class Playing:
         episodes: the run ends after so many of each behavior; 0 for no end.
         record: keep them in files.
         timeout_s: seconds after which a run with an end ends without it.
+        players: labels of those that meet in a tournament, in the order of their numbers; none where each behavior is
+            played by its checkpoint.
+        matches: of each pair of players.
+        mirror: each player meets itself too.
     """
 
     checkpoints: Mapping[str, str]
     episodes: int = 0
     record: bool = False
     timeout_s: float = 3600.0
+    players: Sequence[str] = ()
+    matches: int = 0
+    mirror: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +97,21 @@ class Run:
         return tuple(self.addresses)
 
     @property
+    def self_play(self) -> tuple[str, ...]:
+        """Names of the behaviors that play against ghosts, or as ghosts only."""
+        if self.playing is not None:
+            return tuple(self.settings.behaviors) if self.playing.players else ()
+        return tuple(name for name, one in self.settings.behaviors.items() if one.self_play is not None)
+
+    @property
     def services(self) -> tuple[str, ...]:
         """All services that have a board, in the order of the flow."""
-        learners = (f"learning-{name}" for name in self.settings.behaviors)
-        return (*self.stepping, "assembly", "coordination", *learners)
+        return (*self.stepping, "assembly", "coordination", *(f"learning-{name}" for name in self.learners))
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Names of the behaviors that have a process of their own, which learns or plays a checkpoint."""
+        return () if self.playing is not None and self.playing.players else tuple(self.settings.behaviors)
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,7 @@ from pipeline.errors import SettingsError, SparringError
 COMMANDS: Final = {
     "train": "train from a configuration",
     "evaluate": "play episodes with a checkpoint and say how good it is",
+    "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "status": "show how a run stands",
     "simulator": "run a built-in simulator or a bridge",

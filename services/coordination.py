@@ -1,7 +1,9 @@
 """The process around coordination: routes segments, keeps books and budget.
 
-consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners
-produces       Segments on "updates:NAME"; permits, cuts and the state of the run on its board
+consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners; under self-play
+               PolicyWeights from the policy boards
+produces       Segments on "updates:NAME"; permits, cuts, the assignment of opponents and the state of the run on its
+               board; the weights of ghosts on the board "ghosts"
 waits for      segments; credit for updates while a learner is busy and its queue is full
 unblocked by   the next segments, a learner's acknowledgement, a published update
 
@@ -15,11 +17,15 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
+from pipeline.coordination.ghosts import Ghosts, elsewhere
 from pipeline.coordination.ledger import Ledger
+from pipeline.coordination.self_play import SelfPlay
+from pipeline.coordination.tournament import Tournament
 from pipeline.errors import Closed, ServiceError
 from pipeline.files import write_atomically
 from pipeline.messages.service import (
@@ -28,17 +34,20 @@ from pipeline.messages.service import (
     LearnerState,
     Permit,
     Permits,
+    PolicyWeights,
     RunState,
     Segments,
     SteppingState,
 )
 from pipeline.queues.interface import Board, Delivery, ReceivingQueue, SendingQueue, Subscription
-from pipeline.runtime import Context, follow, publish_metrics, start_name
+from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
 from pipeline.specs import BehaviorSpec
 
 STATE_FILE = "coordination.json"
 _SAVE_INTERVAL_S = 0.05
 _LAST_EPISODES = 100
+_LEAST_PLACES = 4
+_MOST_PLACES = 16
 
 
 class Route:
@@ -87,12 +96,22 @@ class Route:
 
 
 class Coordination:
-    """All routes, and what is published of them."""
+    """All routes, and what is published of them.
 
-    def __init__(self, context: Context, board: Board, routes: dict[str, Route]) -> None:
+    Args:
+        context: of the service.
+        board: of the service.
+        routes: by behavior name.
+        ghosts: self-play, if there is any.
+    """
+
+    def __init__(self, context: Context, board: Board, routes: dict[str, Route], ghosts: Ghosts | None = None) -> None:
         self._context = context
         self._board = board
         self.routes = routes
+        self._ghosts = ghosts
+        self._assigned = 0
+        self._late = False
         self._specs: dict[str, BehaviorSpec] = {}
         self._sources: dict[str, str] = {}
         self._versions: dict[str, int] = {}
@@ -108,6 +127,10 @@ class Coordination:
                 delivery = await route.receiver.receive()
                 segments = delivery.record
                 self._count(route, segments)
+                if route.name not in self._context.run.learners:  # a tournament: only results, and they are counted
+                    delivery.acknowledge()
+                    self.publish()
+                    continue
                 route.held.append(delivery)
                 self._context.waiting_for = f"credit for updates of {route.name}"
                 await route.sender.put(segments, delivery.steps)
@@ -132,7 +155,16 @@ class Coordination:
         for behavior, produced in state.behaviors.items():
             route = self.routes[behavior]
             route.ledger.stepped(state.source, produced)
+        if self._ghosts is not None:
+            self._ghosts.stepped(specs.teams, {name: route.ledger.ghosts for name, route in self.routes.items()})
         self.publish()
+
+    def weights(self, latest: Mapping[str, Any]) -> None:
+        """A learner under self-play has published weights."""
+        weights = latest.get("weights")
+        if isinstance(weights, PolicyWeights) and self._ghosts is not None:
+            self._ghosts.weights(weights)
+            self.publish()
 
     def learning(self, route: Route, latest: Mapping[str, Any]) -> None:
         """A learner says where it stands."""
@@ -151,28 +183,56 @@ class Coordination:
     # ---------------------------------------------------------------- what is said
 
     def publish(self) -> None:
-        """Publishes the permits and cuts that follow from the ledgers, and the end of the run."""
+        """Publishes the assignment, the permits and cuts that follow from the ledgers, and the end of the run."""
+        self._assign()
         permits: dict[str, dict[str, Permit]] = {source: {} for source in self._sources.values()}
         cuts = False
         for name, route in self.routes.items():
             if route.ledger.next_cut():
                 cuts = True
                 self._context.registry.add(f"cuts/{name}")
+            if self._ghosts is not None and not self._ghosts.knows(name, route.ledger.version):
+                continue  # who plays with these weights is not decided yet
             for source, permit in route.ledger.permits().items():
                 if source in permits:
-                    permits[source][name] = permit
+                    permits[source][name] = replace(permit, assignment=self._assigned)
         for source, granted in permits.items():
-            said = tuple((name, permit.serial, permit.version) for name, permit in sorted(granted.items()))
+            said = tuple((name, one.serial, one.version, one.assignment) for name, one in sorted(granted.items()))
             if self._said.get(source) != said:
                 self._said[source] = said
                 self._board.publish(f"permits:{start_name(source)}", Permits(source=source, behaviors=granted))
         if cuts:
             self.save()  # a later start must not give the serial to another cut
             self.publish_cuts()
-        general = (len(self._specs), all(route.done for route in self.routes.values()))
+        general = (len(self._specs), self.finished)
         if self._said.get("run") != general:
             self._said["run"] = general
             self._board.publish("run", self.state())
+
+    def _assign(self) -> None:
+        """Publishes a new assignment, once it is on disk and the weights that it names are published."""
+        assignment = None if self._ghosts is None else self._ghosts.rules.assignment
+        if self._ghosts is None or assignment is None or assignment.serial == self._assigned:
+            return
+        self.save()
+        self._ghosts.publish()
+        self._board.publish("assignment", assignment)
+        self._assigned = assignment.serial
+        self._context.log.info("assigned", serial=assignment.serial, **self._ghosts.described())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every learner has reached its end, or the tournament is over."""
+        if self._ghosts is not None and isinstance(self._ghosts.rules, Tournament):
+            return self._late or self._ghosts.rules.complete
+        return all(route.done for route in self.routes.values())
+
+    def give_up(self, limit_s: float) -> None:
+        """Ends the run without the matches that are missing."""
+        if not self.finished:
+            self._context.log.error("too_late", seconds=limit_s, notice=True)
+            self._late = True
+            self.publish()
 
     def publish_cuts(self) -> None:
         """Publishes the latest cut of each behavior."""
@@ -184,7 +244,7 @@ class Coordination:
         routes = self.routes
         return RunState(
             start=self._context.start,
-            finished=all(route.done for route in routes.values()),
+            finished=self.finished,
             specs=dict(self._specs),
             books={name: route.ledger.books() for name, route in routes.items()},
             routed={name: route.steps for name, route in routes.items()},
@@ -195,6 +255,7 @@ class Coordination:
                 if route.last_returns
             },
             episodes={name: route.episodes for name, route in routes.items()},
+            ratings={} if self._ghosts is None else self._ghosts.ratings(),
         )
 
     def refresh(self) -> None:
@@ -212,6 +273,9 @@ class Coordination:
                 registry.gauge(f"reward_mean_last100/{name}", sum(route.last_returns) / len(route.last_returns))
             self._context.note_receiver(f"segments:{name}", route.receiver)
             self._context.note_sender(f"updates:{name}", route.sender)
+        if self._ghosts is not None:
+            for gauge, value in self._ghosts.gauges():
+                registry.gauge(gauge, value)
 
     # ---------------------------------------------------------------- on disk
 
@@ -234,7 +298,9 @@ class Coordination:
             }
             for name, route in self.routes.items()
         }
-        write_atomically(self._path, json.dumps(plain).encode(), durable=False)
+        ghosts = None if self._ghosts is None else self._ghosts.keep()
+        state = json.dumps({"behaviors": plain, "self_play": ghosts})
+        write_atomically(self._path, state.encode(), durable=False)
         for name, count in counts.items():
             self.routes[name].release(count)
 
@@ -253,7 +319,9 @@ class Coordination:
                 f"got {self._path}, which can not be read ({error}); expected the books of this run; "
                 "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
             ) from error
-        for name, saved in plain.items():
+        if self._ghosts is not None and plain["self_play"] is not None:
+            self._ghosts.restore(plain["self_play"])
+        for name, saved in plain["behaviors"].items():
             route = self.routes.get(name)
             if route is None:
                 continue
@@ -261,7 +329,7 @@ class Coordination:
             route.taken_before = route.taken = saved["taken"]
             route.episodes = saved["episodes"]
             route.last_returns.extend(saved["last_returns"])
-        self._context.log.info("books_restored", behaviors=sorted(plain))
+        self._context.log.info("books_restored", behaviors=sorted(plain["behaviors"]))
 
     def close_former_run(self) -> None:
         """A resumed run starts without the steps that its former processes held."""
@@ -280,8 +348,13 @@ class Coordination:
         for known in itertools.takewhile(lambda source: source != segments.source, list(ledger.sources)):
             if start_name(known) == service:  # nothing of an earlier start comes after the first of a later one
                 ledger.source_closed(known)
+        new = ledger.is_new(segments)
         ledger.routed(segments)
         self._log_incidents(route)
+        if not new:
+            return
+        if self._ghosts is not None and segments.results is not None:
+            self._ghosts.results(segments.source, segments.results)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
         returns = segments.episodes.returns
         route.last_returns.extend(returns[-_LAST_EPISODES:].tolist())
@@ -317,21 +390,50 @@ async def open_routes(context: Context) -> dict[str, Route]:
     return routes
 
 
+async def open_ghosts(context: Context) -> Ghosts | None:
+    """Self-play, if any behavior is under it, or the tournament that is asked for."""
+    names, settings, playing = context.run.self_play, context.run.settings, context.run.playing
+    if not names:
+        return None
+    board = await context.transport.board("ghosts")
+    directory = context.run.directory
+    if playing is not None:
+        tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)
+        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, len(playing.players))), board)
+    behaviors = {name: settings.behaviors[name] for name in names}
+    rules = SelfPlay(
+        {name: one.self_play for name, one in behaviors.items() if one.self_play is not None},
+        {name: one.max_steps for name, one in behaviors.items()},
+        seed=context.run.seed,
+        places=min(_MOST_PLACES, max(_LEAST_PLACES, sum(context.run.simulators.values()))),
+        lockstep=settings.overlap == 0,
+    )
+    return Ghosts(rules, directory, {}, board)
+
+
 async def run(context: Context) -> None:
     """Coordinates until stopped; then writes the books."""
     board = await context.transport.board(context.service)
-    coordination = Coordination(context, board, await open_routes(context))
+    playing = context.run.playing
+    if playing is not None and playing.players:
+        refuse_restart(context)
+    ghosts = await open_ghosts(context)
+    coordination = Coordination(context, board, await open_routes(context), ghosts)
     coordination.restore()
     if context.run.resumed and context.first:
         coordination.close_former_run()
     coordination.publish_cuts()
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
-    learners = {name: await context.transport.subscribe(f"learning-{name}") for name in coordination.routes}
+    learners = {name: await context.transport.subscribe(f"learning-{name}") for name in context.run.learners}
     async with anyio.create_task_group() as tasks:
+        if playing is not None and playing.players:
+            tasks.start_soon(_give_up, coordination, playing.timeout_s)
         for subscription in stepping:
             tasks.start_soon(follow, subscription, coordination.stepping)
         for name, subscription in learners.items():
             tasks.start_soon(_follow_learner, coordination, name, subscription)
+        for name in context.run.self_play if playing is None else ():
+            tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.weights)
         for route in coordination.routes.values():
             tasks.start_soon(coordination.route, route)
         tasks.start_soon(coordination.settle)
@@ -343,6 +445,12 @@ async def run(context: Context) -> None:
     coordination.refresh()
     coordination.publish()
     board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+
+
+async def _give_up(coordination: Coordination, limit_s: float) -> None:
+    """Ends a tournament that takes too long."""
+    await anyio.sleep(limit_s)
+    coordination.give_up(limit_s)
 
 
 async def _follow_learner(coordination: Coordination, name: str, subscription: Subscription) -> None:

@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import ServiceError, SettingsError
+from pipeline.errors import SettingsError
 from pipeline.files import write_atomically
 from pipeline.playing.episodes import EPISODES_FILE, read_episodes
 from pipeline.playing.statistics import CONFIDENCE, by_team, describe
 from pipeline.runtime import Playing
-from pipeline.settings import Settings, not_here
-from services.launch import checkpoints, play
-from services.topology import load_run
+from services.launch import checkpoints, play, trained_settings
 
 BELOW: Final = 4
 """Exit status where the mean reward is below `--at-least`."""
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             f"got --episodes {args.episodes} and --timeout {args.timeout:g}; "
             "expected at least 1, and more than 0 seconds; give other numbers"
         )
-    settings = _settings(_trained(args.run), deterministic=args.deterministic)
+    settings = trained_settings(args.run, deterministic=args.deterministic)
     playing = Playing(
         checkpoints=checkpoints(args.run, settings, args.checkpoint),
         episodes=args.episodes,
@@ -70,30 +68,6 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
     sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))
     return _exit_status(found, args.at_least)
-
-
-def _trained(directory: Path) -> Settings:
-    """What the run in a folder was trained with."""
-    try:
-        return load_run(directory.absolute())[0].settings
-    except ServiceError as error:
-        raise SettingsError(str(error)) from error
-
-
-def _settings(settings: Settings, *, deterministic: bool) -> Settings:
-    """As trained with, and one stepping process: it numbers the episodes in the order of their starts."""
-    behaviors = dict(settings.behaviors)
-    if deterministic:
-        behaviors = {
-            name: one.model_copy(
-                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
-            )
-            for name, one in behaviors.items()
-        }
-    if missing := not_here(settings):
-        raise SettingsError("got " + "; ".join(missing))
-    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})
-    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
 
 
 def _evaluation(directory: Path, playing: Playing, status: str, seed: int) -> dict[str, Any]:

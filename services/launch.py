@@ -14,15 +14,15 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import CheckpointError, SettingsError
+from pipeline.errors import CheckpointError, ServiceError, SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
-from pipeline.settings import Settings
+from pipeline.settings import Settings, not_here
 from services.hosts import Processes, Tasks
 from services.supervisor import Supervisor
-from services.topology import Topology, build, sockets_folder
+from services.topology import Topology, build, load_run, sockets_folder
 
 
 def launch(
@@ -108,6 +108,30 @@ def _copy(checkpoint: Path, copy: Path) -> None:
         load(copy)
     except (OSError, CheckpointError) as error:
         raise SettingsError(f"got the checkpoint {checkpoint}, which can not be played: {error}") from error
+
+
+def trained_settings(directory: Path, *, deterministic: bool) -> Settings:
+    """What the run in a folder was trained with, for playing: with one stepping process.
+
+    Raises:
+        SettingsError: there is no run, or a program of its simulators is not here.
+    """
+    try:
+        settings = load_run(directory.absolute())[0].settings
+    except ServiceError as error:
+        raise SettingsError(str(error)) from error
+    behaviors = dict(settings.behaviors)
+    if deterministic:
+        behaviors = {
+            name: one.model_copy(
+                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
+            )
+            for name, one in behaviors.items()
+        }
+    if missing := not_here(settings):
+        raise SettingsError("got " + "; ".join(missing))
+    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
+    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:

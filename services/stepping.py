@@ -1,7 +1,7 @@
 """The process around stepping.
 
 consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy
-               boards; permits from coordination's board
+               boards, and of ghosts from the board "ghosts"; permits and the assignment from coordination's
 produces       Act to simulators; StepBatch on "steps"; its state on its board
 waits for      frames; permits and weights for those it has; credit for steps
 unblocked by   a frame, a permit, new weights, assembly's acknowledgement
@@ -16,10 +16,12 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 
+from pipeline.messages.matches import Assignment
 from pipeline.messages.service import BehaviorSpecs, BehaviorSteps, Permits, PolicyWeights, StepBatch, SteppingState
 from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
+from pipeline.specs import BehaviorId
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from pipeline.stepping.simulators import House, Simulators
@@ -44,7 +46,11 @@ class Stepping:
             lockstep=self._lockstep,
             expected=max(1, context.run.simulators.get(context.service, 0)),
             max_agents=settings.pipeline.max_agents,
+            self_play=context.run.self_play,
+            ghosts=self.policies.ghosts,
         )
+        self._assignment: Assignment | None = None
+        self._ghosts: dict[tuple[str, int], PolicyWeights] = {}  # heard of, and not yet built
         self._wake = anyio.Event()
         house = House(
             settings=settings.pipeline,
@@ -60,7 +66,7 @@ class Stepping:
         self.simulators = Simulators(self.stepper, house)
         self._buffers = {name: one.hyperparameters.buffer_size for name, one in settings.behaviors.items()}
         self._told: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether there were agents
-        self._specs_told = 0
+        self._specs_told: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # behaviors, and teams of each
         self._gathered = 0  # rows that assembly has not got
         self._gathered_bytes = 0  # of their observations
         self._filled = anyio.Event()
@@ -81,6 +87,32 @@ class Stepping:
             for name, permit in permits.behaviors.items():
                 self.stepper.permit(name, permit)
             self.wake_up()
+        assignment = latest.get("assignment")
+        if isinstance(assignment, Assignment) and assignment is not self._assignment:
+            self._assignment = assignment
+            self._adopt()
+
+    def ghosts(self, latest: Mapping[str, Any]) -> None:
+        """Coordination has published what ghosts play with."""
+        self._ghosts = {(one.behavior, one.version): one for one in latest.values() if isinstance(one, PolicyWeights)}
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Plays by the newest assignment once all that it names is here; until then by the one before."""
+        assignment, matches = self._assignment, self.stepper.matches
+        if assignment is None or assignment.serial <= matches.serial:
+            return
+        wanted = {
+            (BehaviorId.parse(seat).name, number) for draw in assignment.draws for seat, number in draw.ghosts.items()
+        }
+        for name, number in wanted:
+            behavior, weights = self.stepper.behaviors.get(name), self._ghosts.get((name, number))
+            if behavior is not None and weights is not None:
+                self.policies.hold(behavior.spec, weights)
+        if wanted <= self.policies.ghosts.keys():
+            matches.assignment = assignment
+            self.policies.release(matches.in_use(self.stepper.behaviors))
+            self.wake_up()
 
     def weights(self, latest: Mapping[str, Any]) -> None:
         """A learner has published weights."""
@@ -97,6 +129,7 @@ class Stepping:
     def _load(self) -> None:
         for name, behavior in self.stepper.behaviors.items():
             self.policies.build(name, behavior.spec)
+        self._adopt()
         self.wake_up()
 
     # ---------------------------------------------------------------- the loop
@@ -119,7 +152,7 @@ class Stepping:
                 self.simulators.answer(key, act, received_at, withheld_s)
             if wake.acts:
                 self._context.registry.add("frames", len(wake.acts))
-                self._context.registry.observe("batch_rows", wake.rows)
+                self._context.registry.observe("batch_rows", wake.acted)
             if self.stepper.has_steps:
                 self._gathered += max(1, wake.rows)
                 self._gathered_bytes += wake.bytes
@@ -158,7 +191,7 @@ class Stepping:
         """Publishes the state where coordination needs it: enough progress, a stall, agents come or gone."""
         for name, behavior in self.stepper.behaviors.items():
             steps, populated = self._told.get(name, (-1, None))
-            fresh = behavior.produced - steps
+            fresh = behavior.produced + behavior.ghosts - steps
             quantum = 2**62 if self._lockstep else _share_of_update(self._buffers[name])
             if (
                 fresh >= quantum
@@ -171,12 +204,12 @@ class Stepping:
     def publish(self) -> None:
         """Publishes the state."""
         self.stepper.return_unused()
-        behaviors = self.stepper.state()
-        if len(behaviors) != self._specs_told:
-            self._specs_told = len(behaviors)
+        behaviors, teams = self.stepper.state(), self.stepper.teams
+        if self._specs_told != (len(behaviors), teams):
+            self._specs_told = (len(behaviors), teams)
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._board.publish("specs", BehaviorSpecs(behaviors=specs))
-        self._told = {name: (produced.steps, produced.agents > 0) for name, produced in behaviors.items()}
+            self._board.publish("specs", BehaviorSpecs(behaviors=specs, teams=teams))
+        self._told = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._board.publish(
             "state",
             SteppingState(
@@ -196,6 +229,13 @@ class Stepping:
         for name, behavior in self.stepper.behaviors.items():
             registry.gauge(f"agents/{name}", behavior.table.taken)
             registry.reach(f"steps/{name}", behavior.produced)
+            if name in self.stepper.matches.names:
+                registry.reach(f"ghost_steps/{name}", behavior.ghosts)
+        if self.stepper.matches.names:
+            registry.gauge("ghosts.held", len(self.policies.ghosts))
+            registry.gauge("matches.under_way", self.stepper.matches.under_way)
+            registry.reach("matches.ended", self.stepper.matches.ended)
+            registry.reach("matches.lost", self.stepper.matches.lost)
         self._context.note_sender("steps", self._sender)
 
     async def introduce(self) -> None:
@@ -251,11 +291,14 @@ async def run(context: Context) -> None:
     _tell_afresh(context)
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
+    ghosts = await transport.subscribe("ghosts") if context.run.self_play else None
     learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]
     listener = await context.listen(context.run.addresses[context.service])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_accept, listener, stepping, tasks)
         tasks.start_soon(follow, coordination, stepping.permits)
+        if ghosts is not None:
+            tasks.start_soon(follow, ghosts, stepping.ghosts)
         for subscription in learners:
             tasks.start_soon(follow, subscription, stepping.weights)
         tasks.start_soon(stepping.simulators.watch_silence)

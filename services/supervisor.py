@@ -346,7 +346,8 @@ class Supervisor:
         return found
 
     def _latest(self, service: str, key: str, kind: type[Any]) -> Any:
-        record = self._boards[service].latest.get(key)
+        board = self._boards.get(service)  # a tournament has no learners
+        record = None if board is None else board.latest.get(key)
         return record if isinstance(record, kind) else None
 
 

@@ -143,7 +143,7 @@ def build(
         playing=playing,
     )
     plans = service_plans(run)
-    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors)]
+    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
     names = [*run.capacities, *(f"board:{board}" for board in boards)]
     return Topology(
         run=run,
@@ -205,10 +205,7 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
         *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in run.stepping),
         ServicePlan(name="assembly", entry="services.assembly:run", niceness=5),
         ServicePlan(name="coordination", entry="services.coordination:run", niceness=5),
-        *(
-            ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning)
-            for name in run.settings.behaviors
-        ),
+        *(ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning) for name in run.learners),
         ServicePlan(name="monitor", entry="services.monitor:run", niceness=10),
     )
 

@@ -77,7 +77,8 @@ class Assembler:
 
     def apply(self, part: BehaviorSteps) -> None:
         """Takes over the steps of some wake-ups."""
-        self._account.begin(part.produced_before)
+        self._account.begin(part.produced_before, part.ghosts)
+        self._notes.ended(part.results)
         for record in (part.ended, part.joined, part.reported, part.acted):
             self.block.grow(None if record is None else record.slots)
         bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
@@ -106,9 +107,11 @@ class Assembler:
         yield from self._messages(serial, everything=True)
 
     def flush(self) -> Iterator[Segments]:
-        """Messages that are worth sending now."""
+        """Messages that are worth sending now: of enough steps, or of matches where no steps are to be waited for."""
         if self.closed_steps >= self._sizes.flush:
             yield from self._messages(0, everything=False)
+        elif self._notes.results and not self.open_steps:
+            yield from self._messages(0, everything=True)
 
     def greeting(self) -> Segments:
         """An empty message, so that its reader hears of this source before its first segment."""
@@ -273,7 +276,8 @@ class Assembler:
             observations=tuple(column[rows] for column in log.observations),
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
-            episodes=self._notes.take(),
+            draws=joined([piece.draws for piece in pieces], np.int64) if self.block.drawn else None,
+            **self._notes.take(),
             carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},
             **per_segment,

@@ -54,6 +54,7 @@ class Piece:
     groups: NDArray[np.int64]
     teams: NDArray[np.int32]
     simulators: NDArray[np.int32]
+    draws: NDArray[np.int64]
 
     def part(self, segments: slice) -> Piece:
         """Some of the segments."""
@@ -71,6 +72,8 @@ class Block:
         seen: the decision that waits for its outcome is in the log.
         acted: ... and an action was chosen for it.
         known: its episode was seen from the start.
+        draws: number of the draw it plays under.
+        drawn: there are any: the behavior is under self-play.
         lengths: steps in its open segment.
         episode_lengths: steps of its episode in segments closed before, likewise both returns.
 
@@ -88,6 +91,7 @@ class Block:
         "groups",
         "teams",
         "simulators",
+        "draws",
         "episode_returns",
         "episode_group_returns",
         "episode_lengths",
@@ -107,6 +111,8 @@ class Block:
         self.groups: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.teams: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
+        self.draws: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
+        self.drawn = False
         self.episode_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_group_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_lengths: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
@@ -131,6 +137,9 @@ class Block:
         self.groups[slots] = joined.groups
         self.teams[slots] = joined.teams
         self.simulators[slots] = joined.simulators
+        if joined.draws is not None:
+            self.drawn = True
+            self.draws[slots] = joined.draws
 
     def complete(self, slots: Slots, rewards: NDArray[np.float32], group_rewards: NDArray[np.float32] | None) -> int:
         """Writes the outcome of the steps under way.
@@ -262,6 +271,7 @@ class Block:
             groups=self.groups[slots],
             teams=self.teams[slots],
             simulators=self.simulators[slots],
+            draws=self.draws[slots],
         )
         self.closed.append(piece)
         self.closed_steps += len(rows)

@@ -76,7 +76,8 @@ class GroupAssembler:
         ticks: dict[int, list[tuple[Members, Happened]]] = {}
         for part in parts:
             members = self.of(part.behavior)
-            members.account.begin(part.produced_before)
+            members.account.begin(part.produced_before, part.ghosts)
+            members.notes.ended(part.results)
             for record in (part.ended, part.joined, part.reported, part.acted):
                 members.block.grow(None if record is None else record.slots)
             for number, happened in zip(part.ticks.tolist(), _ticks(part), strict=True):
@@ -102,8 +103,9 @@ class GroupAssembler:
         yield from self._messages(behavior, serial)
 
     def flush(self) -> Iterator[Segments]:
-        """Messages of all behavior names, when one of them has enough that is worth sending."""
-        if any(one.closed_steps >= one.flush for one in self.members.values()):
+        """Messages of all behavior names, when one of them has enough that is worth sending, or will have no more."""
+        members = self.members.values()
+        if any(one.closed_steps >= one.flush or (one.notes.results and not one.open_steps) for one in members):
             yield from self._messages()
 
     def greeting(self, behavior: str) -> Segments:

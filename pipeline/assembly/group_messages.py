@@ -73,7 +73,8 @@ def message(members: Mapping[str, Members], behavior: str, closed: Closed | None
         groups=own.keys,
         agents=own.agents,
         simulators=own.simulators,
-        episodes=one.notes.take(),
+        draws=own.draws if one.block.drawn else None,
+        **one.notes.take(),
         carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
         shared=Shared(
             numbers=closed.numbers,
@@ -120,4 +121,6 @@ def _shown(one: Members, stays: Stays, groups: int) -> dict[str, Any]:
 def _no_stays() -> Stays:
     nothing = np.empty(0, np.int64)
     numbers, flags = nothing.astype(np.int32), nothing > 0
-    return Stays(nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers)
+    return Stays(
+        nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers, nothing
+    )

@@ -44,6 +44,7 @@ class Stays:
         keys: [s] group key, 0 for none.
         teams: [s] team.
         simulators: [s] connection number.
+        draws: [s] number of the draw.
     """
 
     groups: Places
@@ -58,6 +59,7 @@ class Stays:
     keys: NDArray[np.int64]
     teams: NDArray[np.int32]
     simulators: NDArray[np.int32]
+    draws: NDArray[np.int64]
 
     def pick(self, which: NDArray[np.int64]) -> Stays:
         """The given segments, in that order."""

@@ -91,6 +91,7 @@ class MemberBlock(Block):
             keys=self.groups[slots],
             teams=self.teams[slots],
             simulators=self.simulators[slots],
+            draws=self.draws[slots],
         )
 
     def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> Stays | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.assembly.block import Block, Slots
 from pipeline.assembly.columns import joined
+from pipeline.messages.matches import Results
 from pipeline.messages.service import Episodes
 
 _KINDS: Final[tuple[tuple[str, Any], ...]] = (
@@ -22,6 +23,7 @@ _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("shared_returns", np.float32),
     ("groups", np.int64),
 )
+_RESULTS: Final = ("numbers", "draws", "simulators", "seats", "who", "scores", "explicit", "rewards")
 
 
 @dataclass(slots=True)
@@ -32,18 +34,21 @@ class Account:
         behavior: name.
         source: start of the stepping process.
         origin: this start of assembly.
+        ghosts: steps that ghosts have played.
     """
 
     behavior: str
     source: str
     origin: str
     began: int | None = None
+    ghosts: int = 0
     received: int = 0
     orphaned: int = 0
     sequence: int = 0
 
-    def begin(self, produced_before: int) -> None:
-        """The first part has come."""
+    def begin(self, produced_before: int, ghosts: int) -> None:
+        """A part has come."""
+        self.ghosts = max(self.ghosts, ghosts)
         if self.began is None:
             self.began = self.received = produced_before
 
@@ -63,19 +68,26 @@ class Account:
             "began": self.began or 0,
             "orphaned": self.orphaned,
             "received": self.received,
+            "ghosts": self.ghosts,
         }
 
 
 class Notes:
-    """Episodes that ended since the last message."""
+    """Episodes and matches that ended since the last message."""
 
     def __init__(self) -> None:
         self._episodes: list[Episodes] = []
+        self._results: list[Results] = []
         self._untold: list[int] = []
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
-        return bool(self._episodes or self._untold)
+        return bool(self._episodes or self._untold or self._results)
+
+    @property
+    def results(self) -> bool:
+        """Whether matches are among it."""
+        return bool(self._results)
 
     def told(self, block: Block, slots: Slots) -> NDArray[np.bool_]:
         """[n] Of which episodes something can be told: those seen whole, of at least one step."""
@@ -115,9 +127,21 @@ class Notes:
             )
         )
 
-    def take(self) -> Episodes:
-        """All of them, once."""
+    def ended(self, results: Results | None) -> None:
+        """Matches have ended."""
+        if results is not None:
+            self._results.append(results)
+
+    def take(self) -> dict[str, Any]:
+        """All of them, once, as the next message tells them."""
         columns = {name: joined([getattr(one, name) for one in self._episodes], dtype) for name, dtype in _KINDS}
         episodes = Episodes(**columns, untold=np.array(self._untold, np.int64))
-        self._episodes, self._untold = [], []
-        return episodes
+        results = _together(self._results) if self._results else None
+        self._episodes, self._untold, self._results = [], [], []
+        return {"episodes": episodes, "results": results}
+
+
+def _together(results: list[Results]) -> Results:
+    """The matches of all; the later of a source know the seats of the earlier, and have them in the same order."""
+    columns = {name: np.concatenate([getattr(one, name) for one in results]) for name in _RESULTS}
+    return Results(names=results[-1].names, **columns)

@@ -53,6 +53,7 @@ class Source:
         produced: steps it has completed, as far as known.
         origins: by assembly start that sent its segments, in their order.
         agents: live agents; without any it needs no permit.
+        ghosts: steps that ghosts have played; all else here counts those of agents that learn.
         alive: the process runs.
         closed: all that it produced and that was not lost has come.
     """
@@ -62,6 +63,7 @@ class Source:
     produced: int = 0
     origins: dict[str, Origin] = field(default_factory=dict)
     agents: int = 0
+    ghosts: int = 0
     alive: bool = True
     closed: bool = False
 
@@ -117,7 +119,7 @@ class Ledger:
     """The budget and the books of one behavior.
 
     Attributes:
-        ghost: steps played that nobody learns from, by all learner starts.
+        ghost: steps that came to a learner that only plays, by all its starts.
         stale: steps dropped as too old, by all learner starts.
         lost_learning: steps that learners had taken and the weights restored after them do not hold.
         unrecorded: steps in restored weights that the books had not heard of; they count as produced.
@@ -161,6 +163,11 @@ class Ledger:
         return self.unrecorded + sum(source.produced for source in self.sources.values())
 
     @property
+    def ghosts(self) -> int:
+        """Steps that ghosts have played so far, of self-play."""
+        return sum(source.ghosts for source in self.sources.values())
+
+    @property
     def lost(self) -> int:
         """Steps lost in crashes so far."""
         return self.lost_learning + sum(source.lost for source in self.sources.values())
@@ -181,11 +188,14 @@ class Ledger:
         return self.produced - self.done - self.training
 
     def books(self) -> Books:
-        """Where every produced step is; `open` is what the other terms leave."""
+        """Where every produced step is; `open` is what the other terms leave.
+
+        A ghost's step is produced and done with at once: no budget holds it back and no segment carries it.
+        """
         return Books(
-            produced=self.produced,
+            produced=self.produced + self.ghosts,
             trained=self.trained,
-            ghost=self.ghost,
+            ghost=self.ghost + self.ghosts,
             stale=self.stale,
             lost=self.lost,
             open=self.produced - self.done,
@@ -197,9 +207,16 @@ class Ledger:
         """A source says how far it is, and what it keeps of its permit."""
         source = self._source(name)
         source.produced = max(source.produced, produced.steps)
+        source.ghosts = max(source.ghosts, produced.ghosts)
         source.agents = produced.agents
         if produced.serial >= source.serial:
             source.serial, source.allowance = produced.serial, produced.allowance
+
+    def is_new(self, segments: Segments) -> bool:
+        """Whether `routed` has not counted these: after our own restart they are sent again."""
+        source = self.sources.get(segments.source)
+        origin = None if source is None else source.origins.get(segments.origin)
+        return origin is None or segments.sequence > origin.sequence
 
     def routed(self, segments: Segments) -> int:
         """Segments arrived: counts them, and what their assembly start could not have.
@@ -215,6 +232,7 @@ class Ledger:
         origin.sequence, origin.orphaned = segments.sequence, segments.orphaned
         origin.received += len(segments.log_probs)
         source.produced = max(source.produced, segments.received)
+        source.ghosts = max(source.ghosts, segments.ghosts)
         lost = source.lost - before
         self._note("assembly", segments.origin, lost, "open or not yet sent at the crash")
         return lost

@@ -25,6 +25,20 @@ class CoordinationSettings(BaseModel):
     max_policy_lag: int = Field(default=3, ge=1)
 
 
+class OpponentSettings(BaseModel):
+    """An opponent from elsewhere.
+
+    Attributes:
+        checkpoint: folder of a checkpoint of any run, or one with several: each is an opponent then.
+        weight: how often it is drawn, those of a folder together; all snapshots of the run together have 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    checkpoint: str
+    weight: float = Field(default=1.0, gt=0)
+
+
 class SelfPlaySettings(BaseModel):
     """Ghost self-play: one team learns, the others play past policies.
 
@@ -35,6 +49,9 @@ class SelfPlaySettings(BaseModel):
         window: how many snapshots are kept.
         play_against_latest_model_ratio: probability of the latest policy as opponent.
         initial_elo: rating at the start.
+        opponent_sampling: how a snapshot is drawn: `uniform`, or `prioritized`: the harder the more often.
+        opponents: others than snapshots of the run.
+        keep_all_snapshots: those that leave the window stay on disk.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -45,6 +62,9 @@ class SelfPlaySettings(BaseModel):
     window: int = Field(default=10, ge=1)
     play_against_latest_model_ratio: float = Field(default=0.5, ge=0, le=1)
     initial_elo: float = 1200.0
+    opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
+    opponents: list[OpponentSettings] = Field(default_factory=list)
+    keep_all_snapshots: bool = False
 
     @model_validator(mode="before")
     @classmethod

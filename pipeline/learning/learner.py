@@ -222,7 +222,7 @@ class Learner:
                 f"got weights of {self.behavior} with NaN or infinity in {bad[:4]}; expected finite weights; "
                 "go on from the last checkpoint with a lower learning_rate"
             )
-        return PolicyWeights(behavior=self.behavior, version=self.version, arrays=arrays)
+        return PolicyWeights(behavior=self.behavior, version=self.version, arrays=arrays, trained=self.trained)
 
     def raise_version(self, seen: int) -> None:
         """Makes the present weights newer than any version `seen` elsewhere, so that they are published as the next."""

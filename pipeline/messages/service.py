@@ -15,6 +15,7 @@ from dataclasses import field
 
 import numpy as np
 
+from pipeline.messages.matches import Results
 from pipeline.messages.schema import (
     F32,
     I32,
@@ -44,6 +45,7 @@ class Joined:
         teams: [n] team.
         simulators: [n] connection number of the simulator.
         fresh: [n] True where the episode starts now, False where it is under way.
+        draws: [n] number of the draw that its match is played under; None without self-play.
     """
 
     slots: I32
@@ -52,6 +54,7 @@ class Joined:
     teams: I32
     simulators: I32
     fresh: Flags
+    draws: I64 | None = None
 
 
 @record("ended")
@@ -135,6 +138,8 @@ class BehaviorSteps:
         joined: slots newly given.
         reported: agents at their next decision.
         acted: actions chosen.
+        ghosts: steps that ghosts have played for this behavior name in all, by the last wake-up; no row tells of them.
+        results: matches of learning agents of this name that ended.
     """
 
     behavior: str
@@ -147,6 +152,8 @@ class BehaviorSteps:
     joined: Joined | None = None
     reported: Reported | None = None
     acted: Acted | None = None
+    ghosts: int = 0
+    results: Results | None = None
 
 
 @record("step_batch")
@@ -300,6 +307,10 @@ class Segments:
             and every `sequence_length` steps from there, in a group segment every `sequence_length` group times;
             None where the network asks for nothing.
         shared: how the segments form those of groups; None where the learner does not ask for groups.
+        draws: [s] number of the draw that each was played under, which names the versions that it met; None without
+            self-play.
+        ghosts: steps that ghosts of the source have played for the behavior in all, by the last part that arrived.
+        results: matches that ended since the last message; None for none.
     """
 
     behavior: str
@@ -330,6 +341,9 @@ class Segments:
     episodes: Episodes
     carried: F32Matrix | None = None
     shared: Shared | None = None
+    draws: I64 | None = None
+    ghosts: int = 0
+    results: Results | None = None
 
 
 # ---------------------------------------------------------------- boards
@@ -343,11 +357,15 @@ class PolicyWeights:
         behavior: name.
         version: counts published weights; only rises, also over restarts.
         arrays: parameters and buffers of the actor by their name in its state dict.
+        trained: steps in their lineage.
+        network: JSON of the network settings, where they are not the run's: of an opponent from elsewhere.
     """
 
     behavior: str
     version: int
     arrays: dict[str, Weights]
+    trained: int = 0
+    network: str = ""
 
 
 @record("learner_state")
@@ -397,6 +415,7 @@ class Produced:
         allowance: what it keeps of that permit: less than granted where it gives the rest back.
         agents: live agents.
         waiting: live agents whose decision waits for a permit or for weights.
+        ghosts: steps completed by ghosts, which need no permit and are not among `steps`.
     """
 
     steps: int
@@ -404,13 +423,20 @@ class Produced:
     allowance: int
     agents: int
     waiting: int
+    ghosts: int = 0
 
 
 @record("behavior_specs")
 class BehaviorSpecs:
-    """What simulators have said of their behaviors, by name."""
+    """What simulators have said of their behaviors, by name.
+
+    Attributes:
+        behaviors: specs.
+        teams: numbers of the teams that each has been seen with, in order.
+    """
 
     behaviors: dict[str, BehaviorSpec]
+    teams: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @record("stepping_state")
@@ -438,11 +464,13 @@ class Permit:
         serial: counts the permits of this source and behavior.
         allowance: steps it may produce since its own start, cumulative.
         version: policy version to wait for before using it; 0 for any.
+        assignment: serial of the assignment to wait for, too; 0 for any.
     """
 
     serial: int
     allowance: int
     version: int = 0
+    assignment: int = 0
 
 
 @record("permits")
@@ -510,6 +538,46 @@ class Books:
     open: int
 
 
+@record("rating")
+class Rating:
+    """A player that a learner has met.
+
+    Attributes:
+        elo: rating by matches of two teams.
+        mu: by matches of more.
+        matches: of the learner against it.
+        win_rate: of the learner, a draw counts half.
+    """
+
+    elo: float
+    mu: float
+    matches: int
+    win_rate: float
+
+
+@record("rated")
+class Rated:
+    """A learner under self-play.
+
+    Attributes:
+        team: that learns now, -1 before it is known.
+        learning: it is one of this behavior name's.
+        elo: rating by matches of two teams.
+        mu: by matches of more.
+        sigma: how uncertain that is.
+        ghost_steps: steps that ghosts have played.
+        opponents: by player, those it has met and may meet again.
+    """
+
+    team: int
+    learning: bool
+    elo: float
+    mu: float
+    sigma: float
+    ghost_steps: int
+    opponents: dict[str, Rating]
+
+
 @record("run_state")
 class RunState:
     """What coordination knows of the run.
@@ -523,6 +591,7 @@ class RunState:
         versions: highest version seen of each behavior.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first.
         episodes: by behavior name, episodes ended.
+        ratings: by behavior name under self-play.
     """
 
     start: str
@@ -533,6 +602,7 @@ class RunState:
     versions: dict[str, int]
     reward_mean_last100: dict[str, float]
     episodes: dict[str, int]
+    ratings: dict[str, Rated] = field(default_factory=dict)
 
 
 @record("histogram")

@@ -42,6 +42,7 @@ class Goal:
             random order: one is 1 and the goal, the others are -1 and a random side. `goal` [2] says which side is
             the goal (1 0 or 0 1); the vector beside it is the mean position instead.
         pixels: height and width of images.
+        team: of the agents.
 
     Raises:
         SettingsError: `observe` names an unknown kind, or both discrete and hybrid are asked for.
@@ -59,8 +60,9 @@ class Goal:
         hybrid: bool = False,
         observe: str = "vector",
         pixels: int = 20,
+        team: int = 0,
     ) -> None:
-        self._id = str(BehaviorId(name=behavior))
+        self._id = str(BehaviorId(name=behavior, team=team))
         self._kinds = observe.split("+")
         if unknown := [kind for kind in self._kinds if kind not in _KINDS]:
             raise SettingsError(f"got observe={observe!r}; expected {' + '.join(_KINDS)}; correct {unknown[0]!r}")

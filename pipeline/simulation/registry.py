@@ -14,6 +14,7 @@ from pipeline.simulation.game import Game
 _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "balance": ("pipeline.simulation.balance", "Balance"),
     "crowd": ("pipeline.simulation.crowd", "Crowd"),
+    "duel": ("pipeline.simulation.duel", "Duel"),
     "goal": ("pipeline.simulation.goal", "Goal"),
     "goals": ("pipeline.simulation.goals", "Goals"),
     "rooms": ("pipeline.simulation.rooms", "Rooms"),

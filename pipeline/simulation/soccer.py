@@ -21,7 +21,7 @@ from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 
 MAX_STEPS: Final = 500
 EXISTENCE: Final = -0.2 / MAX_STEPS
-"""An agent's own reward per decision: a match without goals costs 0.2."""
+"""An agent's own reward per step: a match without goals costs 0.2."""
 BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
@@ -47,10 +47,11 @@ class Soccer:
     the match that is over (26). Actions, 3 branches of 3: stay, forward, back; stay, left, right;
     keep heading, turn left, turn right. Forward contact kicks the ball.
 
-    Own reward: a small cost per decision, and `ball_touch` per contact where that environment
-    parameter is given. Group reward: for a goal, 1 minus the share of the match that is over for the
-    scoring team, -1 for the other. After a goal (terminated) or 500 decisions (interrupted, outcome
-    0.5) all agents of the area end and the next match starts in the same report.
+    Own reward: a small cost per step; `ball_touch` for contact, `ball_progress` for each pitch's length that the ball
+    moves towards the rival goal, and `ball_approach` for each that the agent comes nearer to it, where these
+    environment parameters are given. Group reward: for a goal, 1
+    minus the share of the match that is over for the scoring team, -1 for the other. After a goal (terminated) or 500
+    steps (interrupted, outcome 0.5) all agents of the area end and the next match starts in the same report.
 
     Args:
         areas: pitches side by side.
@@ -58,17 +59,21 @@ class Soccer:
         rivals: who plays team 1. `learning`: the trainer. Otherwise only team 0 is reported, and team 1 is moved here:
             `scripted`, the player nearest to the ball drives it to the other goal, the other one keeps; `still`, both
             stand.
+        every: players decide at each `every`-th step of 0.1 s, and go on meanwhile as they decided.
 
     Raises:
-        SettingsError: `rivals` is none of these.
+        SettingsError: `rivals` is none of these, or `every` no number of steps that a match can be divided into.
     """
 
     name = "soccer"
 
-    def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning") -> None:
+    def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning", every: int = 1) -> None:
         if rivals not in _MOVED_BY:
             raise SettingsError(f"got rivals={rivals!r}; expected {', '.join(_MOVED_BY)}; correct {rivals!r}")
+        if every < 1 or MAX_STEPS % every:
+            raise SettingsError(f"got every={every}; expected a divisor of {MAX_STEPS}; give 1, 2, 4, 5 or 10")
         self._rivals = _MOVED_BY[rivals]
+        self._every = every
         teams = _TEAMS if self._rivals is None else _TEAMS[:1]
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
         self._areas = np.arange(areas, dtype=np.int64)
@@ -78,7 +83,7 @@ class Soccer:
         self._ages = np.zeros(areas, np.int64)
         self._random = np.random.default_rng()
         self._pitch = Pitch(areas)
-        self._touch_reward = 0.0
+        self._touch_reward = self._progress_reward = self._approach_reward = 0.0
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """One behavior name with two teams, or team 0 alone."""
@@ -87,8 +92,10 @@ class Soccer:
         return dict.fromkeys(self._ids, spec)
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """New matches on all pitches. Parameter: `ball_touch`, the reward for a contact (0)."""
+        """New matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
         self._touch_reward = parameters.get("ball_touch", 0.0)
+        self._progress_reward = parameters.get("ball_progress", 0.0)
+        self._approach_reward = parameters.get("ball_approach", 0.0)
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self._kick_off(self._areas)
@@ -96,11 +103,14 @@ class Soccer:
         return self._reports(self._observe(), nothing, nothing, None)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
-        """Plays 0.1 seconds on all pitches."""
-        touched, scored = self._pitch.advance(*self._commands(actions))
-        self._ages += 1
+        """Plays on to the next decision on all pitches."""
+        away = self._to_ball()
+        touched, progress, scored = self._advance(actions)
+        self._ages += self._every
         share = self._ages / MAX_STEPS
-        own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE
+        own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE * self._every
+        own += self._progress_reward * progress[:, None] * _ATTACKS / (2 * GOAL_X)
+        own += self._approach_reward * (away - self._to_ball()) / (2 * GOAL_X)
         won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
         group = np.where(won > 0, 1 - share[:, None], won)
         ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
@@ -121,6 +131,30 @@ class Soccer:
         self._pitch.place(areas, self._random)
         self._ages[areas] = 0
         self._matches[areas] += self._areas.size  # a contest id is never used twice
+
+    def _to_ball(self) -> NDArray[np.float64]:
+        """[areas, players] metres to the ball."""
+        away = self._pitch.ball[:, None] - self._pitch.positions
+        return np.sqrt((away * away).sum(-1))
+
+    def _advance(
+        self, actions: Mapping[str, BehaviorActions]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Moves everything; where a goal falls, what comes after it does not count.
+
+        Returns:
+            touched [areas, players]; metres that the ball went along +x [areas]; scored [areas] 1, -1 or 0.
+        """
+        touched = np.zeros((self._areas.size, PLAYERS), bool)
+        progress, scored = np.zeros(self._areas.size), np.zeros(self._areas.size)
+        for _ in range(self._every):
+            before = self._pitch.ball[:, 0].copy()
+            contact, goal = self._pitch.advance(*self._commands(actions))
+            going_on = scored == 0
+            touched |= contact & going_on[:, None]
+            progress += np.where(going_on, self._pitch.ball[:, 0] - before, 0)
+            scored = np.where(going_on, goal, scored)
+        return touched, progress, scored
 
     def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
         """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""

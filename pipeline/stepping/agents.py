@@ -15,6 +15,8 @@ Ids = NDArray[np.int64]
 Slots = NDArray[np.int32]
 
 _FIRST_SLOTS: Final = 16
+_LIVES: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
+_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "match_ids")
 
 
 class SlotTable:
@@ -22,6 +24,14 @@ class SlotTable:
 
     Args:
         limit: most agents alive at once.
+
+    Attributes:
+        ghosted: the behavior is under self-play; else all learn, and the last five columns say nothing.
+        learning: [slots] its team learns in the match; the others are ghosts.
+        ghosts: [slots] what acts for it: a version, or an opponent from elsewhere; 0 for the latest weights.
+        draws: [slots] number of the draw it plays under.
+        matches: [slots] number of the match it shares with others; 0 where it is one by itself.
+        match_ids: [slots] what its simulator calls the match.
     """
 
     def __init__(self, limit: int) -> None:
@@ -33,6 +43,12 @@ class SlotTable:
         self.teams: Slots = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: Slots = np.zeros(_FIRST_SLOTS, np.int32)
         self.carried: NDArray[np.float32] = np.zeros((_FIRST_SLOTS, 0), np.float32)
+        self.ghosted = False
+        self.learning: NDArray[np.bool_] = np.ones(_FIRST_SLOTS, bool)
+        self.ghosts: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.draws: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.matches: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.match_ids: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self._lives = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
 
@@ -76,15 +92,16 @@ class SlotTable:
 
     def carry(self, slots: Slots, numbers: int) -> NDArray[np.float32]:
         """[n, numbers] Copy of what the agents of `slots` carry from their last decision."""
-        if self.carried.shape[1] != numbers:  # known with the first weights
-            self.carried = np.zeros((len(self.live), numbers), np.float32)
-        return self.carried[slots]
+        if (more := numbers - self.carried.shape[1]) > 0:  # known with the first weights, and those of each opponent
+            self.carried = np.concatenate([self.carried, np.zeros((len(self.live), more), np.float32)], axis=1)
+        return self.carried[slots, :numbers]
 
     def _grow(self) -> None:
         size = len(self.live)
-        for name in ("live", "acted", "agents", "groups", "teams", "simulators", "carried"):
+        for name in _COLUMNS:
             column: NDArray[Any] = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self.learning[size:] = True
         self._free = [*range(2 * size - 1, size - 1, -1), *self._free]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 from pipeline.messages.service import Permit
 from pipeline.messages.simulator import BehaviorActions
 from pipeline.specs import BehaviorSpec
-from pipeline.stepping.agents import SlotTable
+from pipeline.stepping.agents import Ids, SlotTable
 from pipeline.stepping.connections import Arrival
 from pipeline.stepping.steps import Choice, Chosen, join_columns, join_optional
 
+Seen = tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
+"""Observations, masks, and what agents carry, of the same rows."""
+
 
 class Policy(Protocol):
-    """The current weights of one behavior."""
+    """Weights of one behavior."""
 
     @property
     def version(self) -> int:
@@ -43,8 +47,9 @@ class Behavior:
     Attributes:
         spec: the first simulator's; all others must agree.
         table: slots of its agents.
-        produced: completed steps.
+        produced: completed steps of agents that learn.
         running: actions whose outcome has not come, of simulators that are not waiting for us.
+        ghosts: steps completed by ghosts.
         permit: how far this process may go.
         row_bytes: of one agent's observations.
     """
@@ -53,6 +58,7 @@ class Behavior:
     table: SlotTable
     produced: int = 0
     running: int = 0
+    ghosts: int = 0
     permit: Permit = field(default_factory=lambda: Permit(serial=0, allowance=0))
     row_bytes: int = field(init=False)
 
@@ -65,23 +71,56 @@ class Behavior:
         return self.permit.allowance - self.produced - self.running
 
 
-def choose(arrivals: list[Arrival], behavior: Behavior, policy: Policy) -> Choice:
-    """Chooses for all rows of a behavior."""
+def choose(
+    arrivals: list[Arrival], behavior: Behavior, policy: Policy | None, ghosts: Callable[[int], Policy]
+) -> Choice:
+    """Chooses for all rows of a behavior, in one pass for each policy that plays.
+
+    Args:
+        arrivals: whose decisions.
+        behavior: theirs.
+        policy: the latest weights; None where nobody learns.
+        ghosts: other policies of the behavior, by number.
+    """
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
     slots = [arrival.slots for arrival in arrivals]
-    columns = zip(*(rows.observations for rows in decisions), strict=True)
+    observations = tuple(join_columns(c) for c in zip(*(rows.observations for rows in decisions), strict=True))
     masks = join_optional([rows.masks for rows in decisions], map(len, slots))
     table, carried, carried_on = behavior.table, None, None
-    if policy.carried:
+    players = table.ghosts[join_columns(slots)] if table.ghosted else np.empty(0, np.int64)
+    numbers_playing = np.unique(players).tolist() if table.ghosted else [0]
+    policies = {one: ghosts(one) if one or policy is None else policy for one in numbers_playing}
+    if numbers := max(one.carried for one in policies.values()):
         all_slots = join_columns(slots)
-        carried = table.carry(all_slots, policy.carried)
+        carried = table.carry(all_slots, numbers)
         carried_on = carried.copy()
-    chosen = policy.act(tuple(join_columns(column) for column in columns), masks, carried_on)
+    if len(policies) == 1:
+        chosen = next(iter(policies.values())).act(observations, masks, carried_on)
+    else:
+        chosen = _by_player(players, policies, (observations, masks, carried_on))
+    if carried is not None:
+        carried = carried[:, : policy.carried] if policy is not None and policy.carried else None
     if carried_on is not None:
-        table.carried[all_slots] = carried_on
+        table.carried[all_slots, :numbers] = carried_on
     for column in slots:
         table.acted[column] = True
-    return Choice(slots, chosen, masks, policy.version, carried)
+    return Choice(slots, chosen, masks, 0 if policy is None else policy.version, carried)
+
+
+def _by_player(players: Ids, policies: Mapping[int, Policy], seen: Seen) -> Chosen:
+    """One forward pass for each of `players`; what agents carry on takes the place of what they carried."""
+    observations, masks, carried = seen
+    parts, orders = [], []
+    for player, policy in policies.items():
+        rows = np.flatnonzero(players == player)
+        own = carried[rows, : policy.carried] if carried is not None and policy.carried else None
+        parts.append(policy.act(tuple(c[rows] for c in observations), None if masks is None else masks[rows], own))
+        if carried is not None and own is not None:
+            carried[rows, : policy.carried] = own
+        orders.append(rows)
+    back = np.argsort(np.concatenate(orders))
+    names = [column.name for column in fields(Chosen)]
+    return Chosen(**{name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names})
 
 
 def answer(arrival: Arrival, chosen: Chosen, rows: slice) -> BehaviorActions:

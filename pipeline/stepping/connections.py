@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -44,6 +45,7 @@ class Arrival:
         ends: rows whose episode ended, or None for no rows.
         vacated: [m] slot of each end.
         unknown: how many agents are new.
+        learning: once settled, how many of the decisions are not those of ghosts.
     """
 
     behavior: str
@@ -54,6 +56,7 @@ class Arrival:
     ends: Ends | None
     vacated: Slots
     unknown: int
+    learning: int = 0
 
 
 @dataclass(slots=True)
@@ -88,8 +91,8 @@ class Connection:
         number: orders the simulators; the supervisor's number where there is one.
         sorts: decisions are put in the order of their agents (lockstep).
         seats: by behavior id text.
-        pending: by behavior name, actions whose outcome has not come.
-        completed: by behavior name, steps completed over this connection.
+        pending: by behavior name, actions whose outcome has not come; those of ghosts are not among them.
+        completed: by behavior name, steps completed over this connection, those of ghosts included.
         frame: the Step that waits for an answer, if one does.
         sequence: of the next Step.
         gone: the link is closed.
@@ -169,41 +172,69 @@ def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots
     return slots, unknown
 
 
-def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: Tick) -> int:
+Begin = Callable[[BehaviorId, SlotTable, Slots, Decisions, Any], None]
+"""Says which draws agents that begin play under: seat, table, slots, decisions, and which of these are theirs."""
+
+
+def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: Tick, begin: Begin) -> tuple[int, int]:
     """Gives the agents of a report their slots, closes the actions it answers, and tells of both.
+
+    Nothing is told of ghosts: nobody learns from them.
 
     Args:
         arrival: the report.
         table: slots of the behavior name.
         simulator: number of the connection.
         tick: of the behavior name; gets the rows.
+        begin: of self-play.
 
     Returns:
-        Steps completed.
+        Steps completed by agents that learn, and by ghosts.
     """
-    completed, vacated = 0, arrival.vacated
+    completed, ghosts, vacated = 0, 0, arrival.vacated
     if arrival.ends is not None:
-        completed = int(np.count_nonzero(table.acted[vacated]))
+        completed, ghosts = _complete(table, vacated)
         table.live[vacated] = False
-        table.acted[vacated] = False
-        tick.ended.append((arrival.ends, vacated))
+        _tell(tick.ended, arrival.ends, vacated, table)
     if arrival.decisions is not None:
         if arrival.unknown or arrival.ends is not None:
-            _begin(arrival, arrival.decisions, table, simulator, tick)
+            _begin(arrival, arrival.decisions, table, simulator, tick, begin)
         _regroup(arrival, arrival.decisions, table, simulator, tick)
-        completed += int(np.count_nonzero(table.acted[arrival.slots]))
-        table.acted[arrival.slots] = False
-        tick.reported.append((arrival.decisions, arrival.slots))
+        done = _complete(table, arrival.slots)
+        completed, ghosts = completed + done[0], ghosts + done[1]
+        arrival.learning = _tell(tick.reported, arrival.decisions, arrival.slots, table)
     if arrival.ends is not None:
         empty = vacated[~table.live[vacated]]
         if empty.size:
             arrival.seat.roster.remove(empty)
             table.give_back(empty)
     tick.completed += completed
-    return completed
+    return completed, ghosts
 
 
-def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick) -> None:
+def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
+    """Closes the actions of `slots`; returns how many there were of agents that learn, and of ghosts."""
+    acted = table.acted[slots]
+    table.acted[slots] = False
+    done = int(np.count_nonzero(acted))
+    if not table.ghosted:
+        return done, 0
+    learning = int(np.count_nonzero(acted & table.learning[slots]))
+    return learning, done - learning
+
+
+def _tell(told: list[tuple[Any, Slots]], rows: Decisions | Ends, slots: Slots, table: SlotTable) -> int:
+    """Notes those rows that are not of ghosts; returns how many."""
+    if not table.ghosted or table.learning[slots].all():
+        told.append((rows, slots))
+        return len(slots)
+    learning = np.flatnonzero(table.learning[slots])
+    if learning.size:
+        told.append((_pick(rows, learning), slots[learning]))
+    return len(learning)
+
+
+def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick, begin: Begin) -> None:
     """Gives slots to new agents, and new lives to those that ended and decide again."""
     seat, ids, slots = arrival.seat, decisions.agents, arrival.slots
     if arrival.unknown:
@@ -213,12 +244,21 @@ def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: 
         seat.roster.add(ids[new], slots[new])
         seat.roster.remember(ids, slots)
         arrival.slots = slots
-    fresh = ~table.live[slots]
-    if np.count_nonzero(fresh):
+    fresh = np.flatnonzero(~table.live[slots])
+    if fresh.size:
         joined = slots[fresh]
         groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
         table.begin(joined, groups, seat.id.team, simulator)
-        tick.joined.append(Lives(table, joined, fresh=True))
+        begin(seat.id, table, joined, decisions, fresh)
+        _join(tick, table, joined, fresh=True)
+
+
+def _join(tick: Tick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
+    """Tells of agents in slots, unless they are ghosts."""
+    if table.ghosted:
+        slots = slots[table.learning[slots]]
+    if slots.size:
+        tick.joined.append(Lives(table, slots, fresh=fresh))
 
 
 def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick) -> None:
@@ -232,7 +272,7 @@ def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator
     moved = table.groups[arrival.slots] != keys
     if np.count_nonzero(moved):
         table.groups[arrival.slots] = keys
-        tick.joined.append(Lives(table, arrival.slots[moved], fresh=False))
+        _join(tick, table, arrival.slots[moved], fresh=False)
 
 
 def _group_keys(groups: Ids, simulator: int) -> Ids:
@@ -248,8 +288,13 @@ def in_order(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
     if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
         return decisions, None
     order = np.argsort(decisions.agents, kind="stable")
-    rows = {column.name: _rows(getattr(decisions, column.name), order) for column in fields(decisions)}
-    return Decisions(**rows), np.argsort(order)
+    return _pick(decisions, order), np.argsort(order)
+
+
+def _pick(rows: Any, which: NDArray[np.intp]) -> Any:
+    """Some rows of a record of columns."""
+    values = {column.name: _rows(getattr(rows, column.name), which) for column in fields(rows)}
+    return type(rows)(**values)
 
 
 def _rows(value: Any, order: NDArray[np.intp]) -> Any:

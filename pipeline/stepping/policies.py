@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,15 @@ class CurrentPolicy:
     Args:
         spec: of the behavior.
         settings: of the network.
-        seed: of the sampling.
+        generator: random source of the sampling.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, seed: int) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator) -> None:
         self.version = 0
         self._actor = Actor(spec, settings)
         self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = generator
 
     def load(self, weights: PolicyWeights) -> None:
         """Takes over newer weights.
@@ -65,18 +65,24 @@ class CurrentPolicy:
 
 
 class Policies:
-    """Policies of all behaviors: built once their spec is known, then kept at the latest version.
+    """Policies of all behaviors: built once their spec is known, then kept at the latest version; and their ghosts.
 
     Args:
         settings: network settings by behavior name (anything with `network_settings`).
         seed: of the sampling; each behavior gets a stream of its own.
+
+    Attributes:
+        current: the latest weights, by behavior name.
+        ghosts: fixed weights, by behavior name and number; one copy for all that they play for.
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self.current: dict[str, CurrentPolicy] = {}
+        self.ghosts: dict[tuple[str, int], CurrentPolicy] = {}
         self._settings = settings
         self._seed = seed
         self._latest: dict[str, PolicyWeights] = {}
+        self._generators: dict[str, torch.Generator] = {}
 
     def learn(self, weights: PolicyWeights) -> None:
         """Keeps weights that are newer than those known."""
@@ -95,10 +101,45 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
+            policy = self.current[name] = CurrentPolicy(spec, self._network(name), self._generator(name))
+        if policy.version < weights.version:
+            policy.load(weights)
+
+    def hold(self, spec: BehaviorSpec, weights: PolicyWeights) -> None:
+        """Keeps a ghost, if it is new.
+
+        Args:
+            spec: of the behavior.
+            weights: the ghost's; its number in `version`.
+
+        Raises:
+            CheckpointError: the weights do not fit the spec.
+        """
+        name = weights.behavior
+        if (name, weights.version) in self.ghosts:
+            return
+        own = self._network(name)
+        network = own
+        if weights.network:
+            network = NetworkSettings.model_validate_json(weights.network)
+            network = network.model_copy(update={"deterministic": own.deterministic})
+        ghost = CurrentPolicy(spec, network, self._generator(name))
+        ghost.load(weights)
+        self.ghosts[name, weights.version] = ghost
+
+    def release(self, in_use: Container[tuple[str, int]]) -> None:
+        """Gives up ghosts that nobody plays any more."""
+        for key in [key for key in self.ghosts if key not in in_use]:
+            del self.ghosts[key]
+
+    def _network(self, name: str) -> NetworkSettings:
+        network = self._settings[name].network_settings
+        assert isinstance(network, NetworkSettings)
+        return network
+
+    def _generator(self, name: str) -> torch.Generator:
+        if name not in self._generators:
             order = sorted(self._settings).index(name)
             stream = int(np.random.SeedSequence([self._seed, order]).generate_state(1)[0])
-            policy = CurrentPolicy(spec, self._settings[name].network_settings, stream)
-            policy.load(weights)
-            self.current[name] = policy
-        elif policy.version < weights.version:
-            policy.load(weights)
+            self._generators[name] = torch.Generator().manual_seed(stream)
+        return self._generators[name]

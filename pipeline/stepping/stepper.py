@@ -11,8 +11,9 @@ the order of their numbers, rows by agent id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from pipeline.specs import BehaviorId, BehaviorSpec
 from pipeline.stepping.agents import SlotTable
 from pipeline.stepping.behaviors import Behavior, Policy, answer, choose
 from pipeline.stepping.connections import Arrival, Connection, Frame, Seat, settle
-from pipeline.stepping.steps import Lives, Tick, Told
+from pipeline.stepping.matches import Matches
+from pipeline.stepping.steps import Choice, Lives, Tick, Told, join_columns
 
 
 @dataclass(slots=True)
@@ -32,11 +34,13 @@ class Wake:
 
     Attributes:
         acts: answers: connection key, record, time of the frame's arrival, seconds withheld.
-        rows: rows acted for.
+        acted: rows acted for.
+        rows: of these, how many are not ghosts'.
         bytes: of their observations.
     """
 
     acts: list[tuple[int, Act, float, float]] = field(default_factory=list)
+    acted: int = 0
     rows: int = 0
     bytes: int = 0
 
@@ -46,18 +50,29 @@ class Stepper:
 
     Args:
         policies: the current weights by behavior name; a missing one makes its agents wait.
+        ghosts: other weights that an assignment names, by behavior name and number.
+        self_play: behavior names that play against ghosts.
         lockstep: act in rounds.
         expected: simulators that the first round waits for, in lockstep.
         max_agents: most agents of one behavior.
     """
 
     def __init__(
-        self, policies: Mapping[str, Policy], *, lockstep: bool = False, expected: int = 1, max_agents: int = 65536
+        self,
+        policies: Mapping[str, Policy],
+        *,
+        lockstep: bool = False,
+        expected: int = 1,
+        max_agents: int = 65536,
+        self_play: Iterable[str] = (),
+        ghosts: Mapping[tuple[str, int], Policy] | None = None,
     ) -> None:
         self.behaviors: dict[str, Behavior] = {}
         self.connections: dict[int, Connection] = {}
         self.deterministic = lockstep
+        self.matches = Matches(self_play)
         self._policies = policies
+        self._ghosts = {} if ghosts is None else ghosts
         self._lockstep = lockstep
         self._expected = expected
         self._max_agents = max_agents
@@ -65,6 +80,15 @@ class Stepper:
         self._ticks: dict[str, Tick] = {}  # of this wake-up
         self._told = Told()
         self._rejoin = False
+
+    @property
+    def teams(self) -> dict[str, tuple[int, ...]]:
+        """By behavior name, the teams that simulators have named, in order."""
+        found: dict[str, set[int]] = {}
+        for connection in self.connections.values():
+            for seat in connection.seats.values():
+                found.setdefault(seat.id.name, set()).add(seat.id.team)
+        return {name: tuple(sorted(teams)) for name, teams in found.items()}
 
     # ---------------------------------------------------------------- simulators come and go
 
@@ -110,6 +134,7 @@ class Stepper:
         """
         connection = self.connections[key]
         arrivals = connection.arrive(step)
+        self.matches.check(arrivals, self.behaviors)
         new: dict[str, int] = {}
         for arrival in arrivals:
             if arrival.unknown:
@@ -124,8 +149,7 @@ class Stepper:
         if behavior is None or permit.serial < behavior.permit.serial:
             return
         if permit.serial == behavior.permit.serial:
-            allowance = min(permit.allowance, behavior.permit.allowance)
-            permit = Permit(serial=permit.serial, allowance=allowance, version=permit.version)
+            permit = replace(permit, allowance=min(permit.allowance, behavior.permit.allowance))
         behavior.permit = permit
 
     def return_unused(self) -> None:
@@ -133,7 +157,7 @@ class Stepper:
         for behavior in self.behaviors.values():
             permit = behavior.permit
             if not behavior.table.taken and permit.allowance > behavior.produced:
-                behavior.permit = Permit(serial=permit.serial, allowance=behavior.produced, version=permit.version)
+                behavior.permit = replace(permit, allowance=behavior.produced)
 
     def rejoin(self) -> None:
         """The reader of the steps is new: tell it of all live agents with the next wake-up."""
@@ -149,7 +173,7 @@ class Stepper:
             acting: False at the end of a run, when outcomes still count and nobody is answered.
         """
         out = Wake()
-        waiting = self._waiting()
+        waiting = [key for key in self._waiting() if self.matches.covers(self.connections[key])]
         gone = [key for key, c in self.connections.items() if c.gone]
         ready = not self._lockstep or self._round_complete() or not acting
         if not (gone or self._rejoin or (waiting and ready)):
@@ -172,7 +196,7 @@ class Stepper:
 
     def take_steps(self) -> tuple[BehaviorSteps, ...]:
         """What assembly gets of the wake-ups since the last call, in order of behavior names."""
-        return self._told.take()
+        return self._told.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
 
     def state(self) -> dict[str, Produced]:
         """Where each behavior stands."""
@@ -225,7 +249,7 @@ class Stepper:
     def _round_complete(self) -> bool:
         living = [c for c in self.connections.values() if not c.gone]
         enough = len(living) >= self._expected or not self.deterministic
-        return bool(living) and enough and all(c.frame is not None for c in living)
+        return bool(living) and enough and all(c.frame is not None and self.matches.covers(c) for c in living)
 
     def _report(self, keys: list[int], now: float) -> None:
         """Takes over the outcomes of new frames."""
@@ -238,13 +262,16 @@ class Stepper:
             frame.withheld_at = now
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
+            self.matches.end(connection, frame.arrivals, self.behaviors)
             for arrival in frame.arrivals:
                 name = arrival.seat.id.name
                 behavior = self.behaviors[name]
-                done = settle(arrival, behavior.table, connection.number, self._tick(name))
+                begin = partial(self.matches.begin, connection)
+                done, ghosts = settle(arrival, behavior.table, connection.number, self._tick(name), begin)
                 behavior.produced += done
+                behavior.ghosts += ghosts
                 connection.pending[name] -= done
-                connection.completed[name] = connection.completed.get(name, 0) + done
+                connection.completed[name] = connection.completed.get(name, 0) + done + ghosts
 
     def _waiting(self) -> list[int]:
         """Connections with a frame: by number in lockstep, else who has waited longest first."""
@@ -260,6 +287,10 @@ class Stepper:
         for arrival in frame.waiting:
             name = arrival.seat.id.name
             behavior, policy = self.behaviors[name], self._policies.get(name)
+            if self.matches.serial < behavior.permit.assignment:
+                return False
+            if not arrival.learning:
+                continue
             if policy is None or policy.version < behavior.permit.version or behavior.remaining <= 0:
                 return False
         return all(self.behaviors[name].remaining > 0 for name, count in connection.pending.items() if count)
@@ -290,7 +321,7 @@ class Stepper:
         """Counts a simulator's actions as under way."""
         assert connection.frame is not None
         for arrival in connection.frame.waiting:
-            connection.pending[arrival.seat.id.name] += len(arrival.slots)
+            connection.pending[arrival.seat.id.name] += arrival.learning
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
@@ -303,23 +334,34 @@ class Stepper:
                 by_name.setdefault(arrival.seat.id.name, []).append((key, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            choice = choose([arrival for _, arrival in entries], self.behaviors[name], self._policies[name])
-            self._tick(name).choice = choice
+            behavior, policy = self.behaviors[name], self._policies.get(name)
+            choice = choose([arrival for _, arrival in entries], behavior, policy, partial(self._ghost, name))
+            self._tick(name).choice = self._learning(choice, behavior.table)
             at = 0
             for key, arrival in entries:
                 rows = slice(at, at + len(arrival.slots))
                 answers.setdefault(key, []).append(answer(arrival, choice.chosen, rows))
                 at = rows.stop
-            out.rows += at
-            out.bytes += at * self.behaviors[name].row_bytes
+            learning = sum(arrival.learning for _, arrival in entries)
+            out.acted += at
+            out.rows += learning
+            out.bytes += learning * behavior.row_bytes
         return answers
+
+    def _ghost(self, name: str, number: int) -> Policy:
+        return self._ghosts[name, number]
+
+    @staticmethod
+    def _learning(choice: Choice, table: SlotTable) -> Choice | None:
+        """What assembly is told of a choice."""
+        return choice.of(table.learning[join_columns(choice.slots)]) if table.ghosted else choice
 
     def _tell_again(self) -> None:
         """Adds all live agents of each behavior: their reader is new."""
         self._rejoin = False
         for name, behavior in self.behaviors.items():
             tick = self._tick(name)
-            live = np.flatnonzero(behavior.table.live).astype(np.int32)
+            live = np.flatnonzero(behavior.table.live & behavior.table.learning).astype(np.int32)
             told = [lives.slots[lives.fresh] for lives in tick.joined]
             tick.joined = [lives for lives in tick.joined if lives.fresh.all()]
             again = live[~np.isin(live, np.concatenate(told))] if told else live
@@ -335,8 +377,11 @@ class Stepper:
             slots = seat.roster.slots
             if slots.size:
                 behavior = self.behaviors[seat.id.name]
+                learning = slots[behavior.table.learning[slots]]
                 behavior.table.give_back(slots)
-                self._told.add(seat.id.name, Tick(self._number, lost=[slots]), behavior.produced)
+                if learning.size:
+                    self._told.add(seat.id.name, Tick(self._number, lost=[learning]), behavior.produced)
+        self.matches.lose(connection.number)
 
     def _produced(self, name: str, behavior: Behavior) -> Produced:
         frames = [c.frame for c in self.connections.values() if c.frame is not None]
@@ -345,5 +390,6 @@ class Stepper:
             serial=behavior.permit.serial,
             allowance=behavior.permit.allowance,
             agents=behavior.table.taken,
+            ghosts=behavior.ghosts,
             waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
         )

@@ -5,13 +5,14 @@ Joining is put off, because simulators wait for their actions and nobody waits f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.messages.matches import Results
 from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
 from pipeline.messages.simulator import Decisions, Ends
 from pipeline.stepping.agents import Ids, Slots, SlotTable
@@ -48,6 +49,22 @@ class Choice:
     version: int
     carried: NDArray[np.float32] | None = None
 
+    def of(self, learning: NDArray[np.bool_]) -> Choice | None:
+        """What was chosen for some rows, which learn; None for none."""
+        if learning.all():
+            return self
+        rows = np.flatnonzero(learning)
+        if not rows.size:
+            return None
+        chosen = {column.name: getattr(self.chosen, column.name)[rows] for column in fields(Chosen)}
+        return Choice(
+            [join_columns(self.slots)[rows]],
+            Chosen(**chosen),
+            None if self.masks is None else self.masks[rows],
+            self.version,
+            None if self.carried is None else self.carried[rows],
+        )
+
 
 class Lives:
     """Agents as `table` has them now; later the slots may have others.
@@ -56,7 +73,7 @@ class Lives:
         fresh: their episodes start now.
     """
 
-    __slots__ = ("agents", "fresh", "groups", "simulators", "slots", "teams")
+    __slots__ = ("agents", "draws", "fresh", "groups", "simulators", "slots", "teams")
 
     def __init__(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
         self.slots = slots
@@ -64,6 +81,7 @@ class Lives:
         self.groups: Ids = table.groups[slots]
         self.teams: Slots = table.teams[slots]
         self.simulators: Slots = table.simulators[slots]
+        self.draws: Ids | None = table.draws[slots] if table.ghosted else None
         self.fresh = np.full(len(slots), fresh)
 
 
@@ -115,10 +133,14 @@ class Told:
         self._ticks[name].append(tick)
         return tick
 
-    def take(self) -> tuple[BehaviorSteps, ...]:
-        """All of it, as records."""
+    def take(self, played: Callable[[str], tuple[int, Results | None]]) -> tuple[BehaviorSteps, ...]:
+        """All of it, as records.
+
+        Args:
+            played: by behavior name, steps of ghosts so far, and matches that ended since this was last called.
+        """
         ticks, self._ticks = self._ticks, {}
-        return tuple(_steps(name, ticks[name], self._produced_before[name]) for name in sorted(ticks))
+        return tuple(_steps(name, ticks[name], self._produced_before[name], *played(name)) for name in sorted(ticks))
 
 
 def join_columns(columns: Sequence[Any]) -> Any:
@@ -139,7 +161,7 @@ def join_optional(columns: Sequence[Any], rows: Iterable[int], unsaid: float = 0
     )
 
 
-def _steps(name: str, ticks: list[Tick], produced_before: int) -> BehaviorSteps:
+def _steps(name: str, ticks: list[Tick], produced_before: int, ghosts: int, results: Results | None) -> BehaviorSteps:
     lost = [slots for tick in ticks for slots in tick.lost]
     return BehaviorSteps(
         behavior=name,
@@ -152,6 +174,8 @@ def _steps(name: str, ticks: list[Tick], produced_before: int) -> BehaviorSteps:
         joined=_joined([lives for tick in ticks for lives in tick.joined]),
         reported=_reported([entry for tick in ticks for entry in tick.reported]),
         acted=_acted(ticks),
+        ghosts=ghosts,
+        results=results,
     )
 
 
@@ -172,7 +196,9 @@ def _ended(entries: list[tuple[Ends, Slots]]) -> Ended | None:
 def _joined(entries: list[Lives]) -> Joined | None:
     if not entries:
         return None
-    return Joined(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in Lives.__slots__})
+    columns = {name: [getattr(lives, name) for lives in entries] for name in Lives.__slots__}
+    drawn = entries[0].draws is not None  # all of a behavior name or none
+    return Joined(**{name: join_columns(each) for name, each in columns.items() if drawn or name != "draws"})
 
 
 def _reported(entries: list[tuple[Decisions, Slots]]) -> Reported | None:

@@ -1,0 +1,208 @@
+"""What coordination holds of self-play: the rules, the weights that ghosts play with, and what of both is published.
+
+Weights go to stepping under a few keys that are used again, so that no reader keeps more than an assignment needs. They
+are published before the assignment that names them, and that after it is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.coordination.self_play import SelfPlay
+from pipeline.coordination.snapshots import Snapshots
+from pipeline.coordination.tournament import Tournament
+from pipeline.messages.matches import Results
+from pipeline.messages.service import PolicyWeights, Rated, Rating
+from pipeline.queues.interface import Board
+
+MATCHES_FILE: Final = "matches.jsonl"
+PLAYERS_FOLDER: Final = "players"
+"""Folder within that of the run with the weights of opponents from elsewhere, and of the players of a tournament."""
+_LONGEST: Final = 16 * 2**20
+
+
+class Ghosts:
+    """Self-play of one run.
+
+    Args:
+        rules: who plays whom.
+        directory: of the run.
+        elsewhere: weights of opponents from elsewhere, by behavior name, in the order of their numbers.
+        board: for weights of ghosts.
+    """
+
+    def __init__(
+        self,
+        rules: SelfPlay | Tournament,
+        directory: Path,
+        elsewhere: Mapping[tuple[str, int], PolicyWeights],
+        board: Board,
+    ) -> None:
+        self.rules = rules
+        self._snapshots = Snapshots(directory)
+        self._elsewhere = elsewhere
+        self._board = board
+        self._latest: dict[str, PolicyWeights] = {}
+        self._slots: list[tuple[str, int] | None] = []  # what is published under each key
+        self._matches = directory / MATCHES_FILE
+        self._lines: list[str] = []
+        self._written = 0
+
+    @property
+    def serial(self) -> int:
+        """Of the assignment; 0 before the first."""
+        return 0 if self.rules.assignment is None else self.rules.assignment.serial
+
+    def knows(self, name: str, version: int) -> bool:
+        """Whether it is decided who plays with these weights of a behavior."""
+        side = self.rules.sides.get(name)
+        return side is None or (side.version >= version and self.rules.assignment is not None)
+
+    # ---------------------------------------------------------------- what is heard
+
+    def weights(self, weights: PolicyWeights) -> None:
+        """A learner has published weights."""
+        assert isinstance(self.rules, SelfPlay)
+        self._latest[weights.behavior] = weights
+        self.rules.weights(weights.behavior, weights.version, weights.trained)
+
+    def stepped(self, teams: Mapping[str, tuple[int, ...]], ghosts: Mapping[str, int]) -> None:
+        """A stepping service has named teams, and ghosts have played so many steps in all, by behavior name."""
+        for name in sorted(self.rules.names & teams.keys()):
+            self.rules.seats(name, teams[name])
+        for name in sorted(self.rules.names & ghosts.keys()):
+            self.rules.ghosts(name, ghosts[name])
+
+    def results(self, source: str, results: Results) -> None:
+        """Matches of a source have ended."""
+        self._lines += [json.dumps({"source": source, **line}) for line in self.rules.results(results)]
+
+    # ---------------------------------------------------------------- what is kept and published
+
+    def keep(self) -> dict[str, Any]:
+        """Brings the files up to date, except for the state, which it returns as plain JSON values."""
+        for name, number in self.rules.wanted:
+            if number > 0 and not self._snapshots.has(name, number):
+                self._snapshots.save(self._latest[name])
+        if self._lines:
+            if self._written > _LONGEST:
+                self._matches.replace(self._matches.with_suffix(".old.jsonl"))
+            with self._matches.open("a") as file:
+                file.writelines(line + "\n" for line in self._lines)
+                self._written = file.tell()
+            self._lines.clear()
+        return {"rules": self.rules.to_plain(), "matches_bytes": self._written}
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what `keep` gave: what is in the files beyond it comes again."""
+        self.rules.restore(plain["rules"])
+        self._written = plain["matches_bytes"]
+        if self._matches.exists() and self._matches.stat().st_size > self._written:
+            with self._matches.open("r+b") as file:
+                file.truncate(self._written)
+
+    def publish(self) -> None:
+        """Publishes the weights that the assignment names, where they are not published yet."""
+        playing = self.rules.playing
+        for at, key in enumerate(self._slots):
+            if key not in playing:
+                self._slots[at] = None
+        for name, number in sorted(playing - set(self._slots)):
+            if None not in self._slots:
+                self._slots.append(None)
+            at = self._slots.index(None)
+            self._slots[at] = name, number
+            known = self._latest.get(name)
+            if number < 0:
+                weights = self._elsewhere[name, number]
+            elif known is not None and known.version == number:
+                weights = known
+            else:
+                weights = self._snapshots.load(name, number)
+            self._board.publish(f"ghost-{at}", weights)
+        self._tidy()
+
+    def ratings(self) -> dict[str, Rated]:
+        """How strong each learner is, and what it meets."""
+        rules = self.rules
+        return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
+
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        """Names and values for the numbers of the service."""
+        if isinstance(self.rules, Tournament):
+            return
+        for name, side in self.rules.sides.items():
+            ratings = self.rules.ratings
+            mean, deviation = spread([ratings.elo[f"{name}@{v}"] for v in side.window if f"{name}@{v}" in ratings.elo])
+            yield f"elo/{name}", ratings.elo[name]
+            yield f"opponents.elo/{name}", mean
+            yield f"opponents.elo_deviation/{name}", deviation
+
+    def described(self) -> dict[str, Any]:
+        """The assignment, for the log."""
+        rules = self.rules
+        opponents = sorted({rules.player(name, number) for name, number in rules.playing})
+        return {"team": rules.team, "opponents": opponents, "changes": rules.changes}
+
+    # ---------------------------------------------------------------- inside
+
+    def _tidy(self) -> None:
+        """Removes snapshots that nobody needs any more."""
+        wanted = self.rules.wanted
+        for name, side in self.rules.sides.items():
+            if not side.settings.keep_all_snapshots:
+                self._snapshots.keep(name, {number for one, number in wanted if one == name})
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard deviation; zeros of none."""
+    found = list(values)
+    if not found:
+        return 0.0, 0.0
+    mean = sum(found) / len(found)
+    return float(mean), float((sum((one - mean) ** 2 for one in found) / len(found)) ** 0.5)
+
+
+def _rated(rules: SelfPlay, name: str) -> Rated:
+    side = rules.sides[name]
+    ratings = rules.ratings
+    opponents = [(player, record) for player, record in side.records.items() if player in ratings.elo]
+    return Rated(
+        team=-1 if rules.team is None else rules.team,
+        learning=name in rules.learning,
+        elo=ratings.elo[name],
+        mu=ratings.skills[name][0],
+        sigma=ratings.skills[name][1],
+        ghost_steps=side.ghost,
+        opponents={
+            player: Rating(
+                elo=ratings.elo[player],
+                mu=ratings.skills[player][0],
+                matches=record.matches,
+                win_rate=record.points / record.matches,
+            )
+            for player, record in opponents
+        },
+    )
+
+
+def elsewhere(directory: Path, counts: Mapping[str, int]) -> dict[tuple[str, int], PolicyWeights]:
+    """Weights of opponents from elsewhere, and of the players of a tournament, under their numbers: -1, -2, ...
+
+    Args:
+        directory: of the run.
+        counts: how many each behavior has.
+
+    Raises:
+        ServiceError: one is missing or damaged.
+    """
+    players = Snapshots(directory / PLAYERS_FOLDER)
+    return {
+        (name, -number): replace(players.load(name, number), version=-number)
+        for name, count in counts.items()
+        for number in range(1, count + 1)
+    }

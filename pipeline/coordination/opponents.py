@@ -1,0 +1,122 @@
+"""Which opponent is drawn next."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.coordination.settings import SelfPlaySettings
+from pipeline.specs import BehaviorId
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An opponent that is no snapshot of this run.
+
+    Attributes:
+        label: its name as a player.
+        weight: how often it is drawn; all snapshots together have 1.
+    """
+
+    label: str
+    weight: float
+
+
+@dataclass(slots=True)
+class Record:
+    """Matches against one opponent.
+
+    Attributes:
+        matches: how many.
+        points: 1 for each won, 0.5 for each drawn.
+    """
+
+    matches: int = 0
+    points: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Win rate, draws counted half; drawn to 0.5 while matches are few (Laplace)."""
+        return (self.points + 1) / (self.matches + 2)
+
+
+@dataclass(slots=True)
+class Side:
+    """One behavior name under self-play.
+
+    Attributes:
+        settings: its own.
+        max_steps: where its learner ends.
+        elsewhere: opponents that are no snapshots of this run.
+        teams: numbers of its teams.
+        version: of its latest weights.
+        trained: steps in their lineage.
+        steps: learner steps in all, those that a crash rolled back included.
+        saved_at: of these, at the last snapshot.
+        ghost: steps that ghosts have played.
+        swapped_at: of these, at the last change of opponents.
+        crossings: changes of opponents so far.
+        window: versions of the snapshots, oldest first.
+        records: by player, what its learner has made of it.
+    """
+
+    settings: SelfPlaySettings
+    max_steps: int
+    elsewhere: list[Elsewhere] = field(default_factory=list)
+    teams: list[int] = field(default_factory=list)
+    version: int = 0
+    trained: int = 0
+    steps: int = 0
+    saved_at: int = 0
+    ghost: int = 0
+    swapped_at: int = 0
+    crossings: int = 0
+    window: list[int] = field(default_factory=list)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether its learner has reached its end."""
+        return self.trained >= self.max_steps
+
+
+def draw(seed: Sequence[int], seat: BehaviorId, side: Side, rates: Mapping[int, float]) -> int:
+    """What plays a seat: a version of its side, or minus the number (from 1) of an opponent from elsewhere.
+
+    The numbers come from `seed` and the seat alone, so that a draw does not depend on how many there were before.
+
+    Args:
+        seed: of the run, and of the occasion.
+        seat: that is drawn for.
+        side: of the seat.
+        rates: win rate of the learning team against each candidate.
+    """
+    settings = side.settings
+    random = np.random.default_rng([*seed, zlib.crc32(str(seat).encode())])
+    weights = [1.0, *(one.weight for one in side.elsewhere)]
+    which = int(random.choice(len(weights), p=np.array(weights) / sum(weights)))
+    latest = random.random() < settings.play_against_latest_model_ratio
+    share = random.random()
+    if which:
+        return -which
+    if latest or not side.window:
+        return side.version
+    return _by_share(side.window, [_weight(settings, rates.get(version, 0.5)) for version in side.window], share)
+
+
+def _weight(settings: SelfPlaySettings, rate: float) -> float:
+    """Weight of a snapshot against which the learning team has a win rate.
+
+    Prioritised fictitious self-play with weights (1 - rate)^2: the harder the more often (Vinyals et al. 2019,
+    "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Methods).
+    """
+    return (1 - rate) ** 2 if settings.opponent_sampling == "prioritized" else 1.0
+
+
+def _by_share(values: Sequence[int], weights: Sequence[float], share: float) -> int:
+    ends = np.cumsum(weights)
+    at = int(np.searchsorted(ends, share * ends[-1], side="right"))
+    return values[min(at, len(values) - 1)]

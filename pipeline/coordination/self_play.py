@@ -1,0 +1,365 @@
+"""Ghost self-play: which team learns, who plays against it, and how well it does. Rules without I/O.
+
+One team learns at a time; all others are ghosts, fixed policies. A team is a number: all behavior names that have it
+learn together. Names with several teams play against themselves (symmetric), others against each other (asymmetric).
+
+    every `save_steps` learner steps      a snapshot of the weights joins the window
+    every `team_change` learner steps     the next team learns
+    every `swap_steps` ghost steps        new opponents are drawn, the latest weights among them
+
+Time is that of the weights: a snapshot, a change of team and, in lockstep, a change of opponents happen when new
+weights are heard of. A learner that a crash threw back goes on counting from where it stands now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from pipeline.coordination.opponents import Elsewhere, Record, Side, draw
+from pipeline.coordination.ratings import Ratings
+from pipeline.coordination.settings import SelfPlaySettings
+from pipeline.messages.matches import Assignment, Draw, Results
+from pipeline.specs import BehaviorId
+
+SCRIPTED: Final = "scripted"
+"""The player of a side that simulators play themselves."""
+_KNOWN_DRAWS: Final = 256
+
+
+class SelfPlay:
+    """The rules of one run.
+
+    Args:
+        settings: by behavior name under self-play.
+        max_steps: of each.
+        seed: of the run.
+        places: draws of an assignment.
+        lockstep: opponents change with new weights only.
+        elsewhere: opponents that are no snapshots of this run, by behavior name.
+
+    Attributes:
+        sides: by behavior name.
+        ratings: of all players.
+        assignment: who plays now; None before all is known.
+        changes: of the learning team so far.
+        unknown: matches of draws that are forgotten.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, SelfPlaySettings],
+        max_steps: Mapping[str, int],
+        *,
+        seed: int,
+        places: int,
+        lockstep: bool,
+        elsewhere: Mapping[str, Sequence[Elsewhere]] | None = None,
+    ) -> None:
+        others = elsewhere or {}
+        self.sides = {
+            name: Side(one, max_steps[name], list(others.get(name, ()))) for name, one in sorted(settings.items())
+        }
+        self.ratings = Ratings()
+        self.assignment: Assignment | None = None
+        self.changes = 0
+        self.unknown = 0
+        self._seed = seed
+        self._places = places
+        self._lockstep = lockstep
+        self._queue: list[int] = []  # teams, the learning one first
+        self._turn: dict[str, int] = {}  # learner steps since the team began to learn, by behavior name
+        self._drawn: dict[BehaviorId, list[int]] = {}
+        self._draws: dict[int, Draw] = {}  # the latest, by number
+        self._numbers = 0
+        self._heard: set[str] = set()  # names whose weights were heard of since our own start
+        for name, side in self.sides.items():
+            self.ratings.enter(name, elo=side.settings.initial_elo)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Behavior names under self-play."""
+        return frozenset(self.sides)
+
+    @property
+    def team(self) -> int | None:
+        """That learns."""
+        return self._queue[0] if self._queue else None
+
+    @property
+    def learning(self) -> list[str]:
+        """Behavior names of the learning team."""
+        return [name for name, side in self.sides.items() if self.team in side.teams]
+
+    @property
+    def wanted(self) -> set[tuple[str, int]]:
+        """Behavior name and number of all that plays or may be drawn: their weights are needed."""
+        found = {(name, version) for name, side in self.sides.items() for version in side.window}
+        return found | self.playing
+
+    @property
+    def playing(self) -> set[tuple[str, int]]:
+        """Behavior name and number of the ghosts of the assignment."""
+        draws = () if self.assignment is None else self.assignment.draws
+        return {(BehaviorId.parse(seat).name, number) for one in draws for seat, number in one.ghosts.items()}
+
+    # ---------------------------------------------------------------- what is heard
+
+    def seats(self, name: str, teams: tuple[int, ...]) -> None:
+        """Simulators have teams of a behavior name."""
+        side = self.sides[name]
+        new = [team for team in teams if team not in side.teams]
+        side.teams = sorted([*side.teams, *new])
+        self._queue += [team for team in new if team not in self._queue]
+        if not self.changes and not any(self._turn.values()):
+            self._queue.sort()
+        if new:
+            self._assign()
+
+    def weights(self, name: str, version: int, trained: int) -> None:
+        """New weights of a behavior name."""
+        side = self.sides[name]
+        self._heard.add(name)
+        if version <= side.version:
+            self._assign()
+            return
+        gained = max(0, trained - side.trained)
+        side.version, side.trained = version, trained
+        side.steps += gained
+        if not side.window or side.steps - side.saved_at >= side.settings.save_steps:
+            self._save(name, side)
+        if self.team in side.teams:
+            self._turn[name] = self._turn.get(name, 0) + gained
+            if self._turn[name] >= side.settings.team_change or side.done:
+                self._change_team()
+        self._swap()
+        self._assign()
+
+    def ghosts(self, name: str, steps: int) -> None:
+        """Ghosts have played so many steps of a behavior name in all."""
+        self.sides[name].ghost = max(self.sides[name].ghost, steps)
+        if not self._lockstep and self._swap():
+            self._assign()
+
+    def results(self, results: Results) -> Iterator[dict[str, Any]]:
+        """Matches have ended; yields a line of the match table for each."""
+        at = 0
+        for number, drawn, simulator, seats in zip(
+            results.numbers.tolist(),
+            results.draws.tolist(),
+            results.simulators.tolist(),
+            results.seats.tolist(),
+            strict=True,
+        ):
+            rows = slice(at, at + seats)
+            at += seats
+            known = self._draws.get(drawn)
+            if known is None:
+                self.unknown += 1
+                continue
+            names = [results.names[one] for one in results.who[rows].tolist()]
+            scores = dict(zip(names, results.scores[rows].tolist(), strict=True))
+            players = {seat: self._player(known, BehaviorId.parse(seat)) for seat in names}
+            self._rate(known, players, scores)
+            yield {
+                "match": number,
+                "simulator": simulator,
+                "draw": drawn,
+                "team": known.team,
+                "players": players,
+                "scores": {seat: score for seat, score in scores.items() if score >= 0},
+                "explicit": bool(results.explicit[rows].any()),
+            }
+
+    # ---------------------------------------------------------------- what follows
+
+    def _save(self, name: str, side: Side) -> None:
+        """The latest weights join the window; the oldest leave it."""
+        side.saved_at = side.steps
+        if side.version not in side.window:
+            side.window.append(side.version)
+            self.ratings.enter(_name_of(name, side.version), like=name)
+        del side.window[: -side.settings.window]
+
+    def _change_team(self) -> None:
+        """The next team that is not done learns."""
+        for _ in self._queue:
+            self._queue.append(self._queue.pop(0))
+            if not all(self.sides[name].done for name in self.learning):
+                break
+        self.changes += 1
+        self._turn.clear()
+        self._drawn.clear()
+
+    def _swap(self) -> bool:
+        """Forgets the opponents of names whose ghosts have played long enough; returns whether there were any."""
+        due = [side for side in self.sides.values() if side.ghost - side.swapped_at >= side.settings.swap_steps]
+        for side in due:
+            side.swapped_at = side.ghost
+            side.crossings += 1
+        names = {name for name, side in self.sides.items() if side in due}
+        self._drawn = {seat: drawn for seat, drawn in self._drawn.items() if seat.name not in names}
+        return bool(due)
+
+    def _assign(self) -> None:
+        """Draws for the seats that have no opponents yet, and makes an assignment of it if it is another."""
+        team = self.team
+        present = {name: side for name, side in self.sides.items() if side.teams}
+        if team is None or not present.keys() <= self._heard:
+            return
+        seats = [BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team]
+        for seat in seats:
+            if seat not in self._drawn:
+                self._drawn[seat] = [self._draw(seat, place) for place in range(self._places)]
+        former = () if self.assignment is None else self.assignment.draws
+        draws = []
+        for place in range(self._places):
+            ghosts = {str(seat): self._drawn[seat][place] for seat in seats}
+            same = former and former[place].team == team and former[place].ghosts == ghosts
+            draws.append(former[place] if same else self._new_draw(team, ghosts))
+        if tuple(draws) != former:
+            serial = 1 if self.assignment is None else self.assignment.serial + 1
+            self.assignment = Assignment(serial=serial, draws=tuple(draws))
+            self._forget()
+
+    def _draw(self, seat: BehaviorId, place: int) -> int:
+        side = self.sides[seat.name]
+        occasion = (self._seed, place, side.crossings, self.changes)
+        number = draw(occasion, seat, side, self._rates(seat.name, side))
+        player = self.player(seat.name, number)
+        if number > 0:
+            self.ratings.enter(player, like=seat.name)
+        else:
+            self.ratings.enter(player, elo=side.settings.initial_elo)
+        return number
+
+    def _rates(self, name: str, side: Side) -> dict[int, float]:
+        """Win rate of the learning team against each snapshot of a side."""
+        found = {}
+        for version in side.window:
+            player = _name_of(name, version)
+            records = [self.sides[one].records.get(player, Record()) for one in self.learning]
+            if records:
+                found[version] = sum(record.rate for record in records) / len(records)
+        return found
+
+    def _new_draw(self, team: int, ghosts: dict[str, int]) -> Draw:
+        self._numbers += 1
+        new = Draw(number=self._numbers, team=team, ghosts=ghosts)
+        self._draws[new.number] = new
+        while len(self._draws) > _KNOWN_DRAWS:
+            self._draws.pop(next(iter(self._draws)))
+        return new
+
+    def _forget(self) -> None:
+        """Strikes out players that can not be met any more."""
+        met = {
+            self.player(BehaviorId.parse(seat).name, n) for d in self._draws.values() for seat, n in d.ghosts.items()
+        }
+        met |= {_name_of(name, version) for name, side in self.sides.items() for version in side.window}
+        met |= {*self.sides, SCRIPTED}
+        for player in [player for player in self.ratings.elo if player not in met]:
+            self.ratings.leave(player)
+            for side in self.sides.values():
+                side.records.pop(player, None)
+
+    def player(self, name: str, number: int) -> str:
+        """What a ghost of a behavior name is called."""
+        return _name_of(name, number) if number > 0 else self.sides[name].elsewhere[-number - 1].label
+
+    def _player(self, drawn: Draw, seat: BehaviorId) -> str:
+        return seat.name if seat.team == drawn.team else self.player(seat.name, drawn.ghosts[str(seat)])
+
+    def _rate(self, drawn: Draw, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
+        """One match: the learning team first."""
+        teams: dict[int, list[str]] = {drawn.team: []}
+        found: dict[int, list[float]] = {}
+        for seat, player in players.items():
+            team = BehaviorId.parse(seat).team
+            teams.setdefault(team, []).append(player)
+            if scores[seat] >= 0:
+                found.setdefault(team, []).append(scores[seat])
+        own = sum(found[drawn.team]) / len(found[drawn.team])
+        if len(teams) == 1:
+            self.ratings.enter(SCRIPTED, elo=self.sides[teams[drawn.team][0]].settings.initial_elo)
+            teams[drawn.team + 1] = [SCRIPTED]
+        results = [sum(found[team]) / len(found[team]) if team in found else 1 - own for team in teams]
+        self.ratings.rate(list(teams.values()), results)
+        for learner in teams[drawn.team]:
+            for opponents in list(teams.values())[1:]:
+                for opponent in opponents:
+                    record = self.sides[learner].records.setdefault(opponent, Record())
+                    record.matches += 1
+                    record.points += own
+
+    # ---------------------------------------------------------------- on disk
+
+    def to_plain(self) -> dict[str, Any]:
+        """Everything a restart needs, as plain JSON values."""
+        sides = {}
+        for name, side in self.sides.items():
+            records = {player: [record.matches, record.points] for player, record in side.records.items()}
+            elsewhere = [one.label for one in side.elsewhere]
+            sides[name] = {key: getattr(side, key) for key in _SAVED} | {"records": records, "elsewhere": elsewhere}
+        return {
+            "sides": sides,
+            "elo": self.ratings.elo,
+            "skills": self.ratings.skills,
+            "matches": self.ratings.matches,
+            "changes": self.changes,
+            "unknown": self.unknown,
+            "queue": self._queue,
+            "turn": self._turn,
+            "drawn": {str(seat): drawn for seat, drawn in self._drawn.items()},
+            "draws": [asdict(one) for one in self._draws.values()],
+            "numbers": self._numbers,
+            "assignment": None if self.assignment is None else asdict(self.assignment),
+        }
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Goes on from what `to_plain` gave."""
+        for name, saved in plain["sides"].items():
+            side = self.sides.get(name)
+            if side is None:
+                continue
+            for key in _SAVED:
+                setattr(side, key, saved[key])
+            side.elsewhere = _renumbered(saved["elsewhere"], side.elsewhere)
+            side.records = {player: Record(*counts) for player, counts in saved["records"].items()}
+        self.ratings.elo = dict(plain["elo"])
+        self.ratings.skills = {player: (mu, sigma) for player, (mu, sigma) in plain["skills"].items()}
+        self.ratings.matches = plain["matches"]
+        self.changes, self.unknown, self._numbers = plain["changes"], plain["unknown"], plain["numbers"]
+        self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
+        self._drawn = {BehaviorId.parse(seat): drawn for seat, drawn in plain["drawn"].items()}
+        self._draws = {one["number"]: Draw(**one) for one in plain["draws"]}
+        if plain["assignment"] is not None:
+            draws = tuple(Draw(**one) for one in plain["assignment"]["draws"])
+            self.assignment = Assignment(serial=plain["assignment"]["serial"], draws=draws)
+
+
+_SAVED: Final = (
+    "teams",
+    "version",
+    "trained",
+    "steps",
+    "saved_at",
+    "ghost",
+    "swapped_at",
+    "crossings",
+    "window",
+)
+
+
+def _name_of(name: str, version: int) -> str:
+    return f"{name}@{version}"
+
+
+def _renumbered(labels: Sequence[str], present: Sequence[Elsewhere]) -> list[Elsewhere]:
+    """The present opponents from elsewhere under the numbers that a saved state has for them.
+
+    One that is not wanted any more keeps its number and is not drawn again.
+    """
+    known = {one.label: one for one in present}
+    return [known.pop(label, Elsewhere(label, 0.0)) for label in labels] + list(known.values())

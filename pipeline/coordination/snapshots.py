@@ -1,0 +1,69 @@
+"""Snapshots of policies in the run folder: RUN/BEHAVIOR/snapshots/VERSION.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save
+
+from pipeline.errors import ServiceError
+from pipeline.files import write_atomically
+from pipeline.messages.service import PolicyWeights
+
+_FOLDER: Final = "snapshots"
+_SUFFIX: Final = ".safetensors"
+
+
+class Snapshots:
+    """The snapshots of a run.
+
+    Args:
+        root: the run folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path(self, name: str, version: int) -> Path:
+        """Where one is."""
+        return self._root / name / _FOLDER / f"{version:09d}{_SUFFIX}"
+
+    def has(self, name: str, version: int) -> bool:
+        """Whether it is there."""
+        return self.path(name, version).exists()
+
+    def save(self, weights: PolicyWeights) -> None:
+        """Writes one, whole or not at all."""
+        path = self.path(weights.behavior, weights.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noted = {"trained": str(weights.trained), "network": weights.network}
+        write_atomically(path, save(weights.arrays, noted), durable=False)
+
+    def load(self, name: str, version: int) -> PolicyWeights:
+        """Reads one.
+
+        Raises:
+            ServiceError: it is missing or damaged.
+        """
+        path = self.path(name, version)
+        try:
+            arrays = load(path.read_bytes())
+            with safe_open(path, "np") as file:
+                noted = file.metadata() or {}
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ServiceError(
+                f"got {path}, which can not be read ({error}); expected a snapshot that this run has written; "
+                "put it back from a copy of the run folder, or start a new run"
+            ) from error
+        trained, network = int(noted.get("trained", 0)), noted.get("network", "")
+        return PolicyWeights(behavior=name, version=version, arrays=arrays, trained=trained, network=network)
+
+    def keep(self, name: str, versions: Collection[int]) -> None:
+        """Removes all others of a behavior."""
+        folder = self._root / name / _FOLDER
+        for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
+            if int(path.name.removesuffix(_SUFFIX)) not in versions:
+                path.unlink(missing_ok=True)

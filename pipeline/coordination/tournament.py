@@ -1,0 +1,170 @@
+"""A tournament: fixed players meet in all orders, and nobody learns. Rules without I/O."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.messages.matches import NOBODY, Assignment, Draw, Results
+from pipeline.specs import BehaviorId
+
+
+class Tournament:
+    """Who meets whom, and who still has to.
+
+    A *line-up* says which player has which team. All line-ups of different players are played, as often as each other;
+    where there are more teams than players, those with at least two different ones.
+
+    Args:
+        names: of the behaviors.
+        players: labels; the number of each, from 1, is what plays for it, negative.
+        matches: of each pair of players, at least.
+        mirror: each also meets itself.
+
+    Attributes:
+        assignment: who plays now; None before all teams are known.
+        team: `NOBODY` learns.
+        changes: none.
+    """
+
+    def __init__(self, names: Sequence[str], players: Sequence[str], matches: int, *, mirror: bool = False) -> None:
+        self.names = frozenset(names)
+        self.sides: dict[str, Any] = {}
+        self.players = tuple(players)
+        self.assignment: Assignment | None = None
+        self.team = NOBODY
+        self.changes = 0
+        self._matches = matches
+        self._mirror = mirror
+        self._teams: dict[str, set[int]] = {}
+        self._lineups: dict[int, tuple[int, ...]] = {}  # by number of the draw, player of each team
+        self._quota = 0
+        self._ended: dict[int, int] = {}  # number of a match: its draw
+        self._whole = 0  # all matches up to this number have ended
+
+    @property
+    def playing(self) -> set[tuple[str, int]]:
+        """Behavior name and number of all players."""
+        if self.assignment is None:
+            return set()
+        return {(name, -number) for name in self._teams for number in range(1, len(self.players) + 1)}
+
+    @property
+    def wanted(self) -> set[tuple[str, int]]:
+        """As `playing`."""
+        return self.playing
+
+    @property
+    def complete(self) -> bool:
+        """Whether every line-up was played often enough.
+
+        Matches count in the order in which they began, once all that began before have ended: else short ones would
+        count more often.
+        """
+        if not self._lineups:
+            return False
+        counts = dict.fromkeys(self._lineups, 0)
+        for number in range(1, self._whole + 1):
+            counts[self._ended[number]] += 1
+        return min(counts.values()) >= self._quota
+
+    @property
+    def played(self) -> tuple[int, int]:
+        """Matches that count, and those that are to."""
+        return min(self._whole, self._quota * len(self._lineups)), self._quota * len(self._lineups)
+
+    def player(self, _name: str, number: int) -> str:
+        """Label of a player."""
+        return self.players[-number - 1]
+
+    def seats(self, name: str, teams: tuple[int, ...]) -> None:
+        """Simulators have teams of a behavior name."""
+        known = self._teams.setdefault(name, set())
+        if known >= set(teams):
+            return
+        known |= set(teams)
+        if self._teams.keys() >= self.names:
+            self._begin()
+
+    def ghosts(self, name: str, steps: int) -> None:
+        """Nothing comes of steps."""
+
+    def results(self, results: Results) -> Iterator[dict[str, Any]]:
+        """Matches have ended; yields a line for each."""
+        at = 0
+        for number, draw, simulator, seats in zip(
+            results.numbers.tolist(),
+            results.draws.tolist(),
+            results.simulators.tolist(),
+            results.seats.tolist(),
+            strict=True,
+        ):
+            rows = slice(at, at + seats)
+            at += seats
+            names = [results.names[one] for one in results.who[rows].tolist()]
+            self._ended[number] = draw
+            lineup = self._lineups[draw]
+            teams = self._order()
+            yield {
+                "match": number,
+                "simulator": simulator,
+                "draw": draw,
+                "players": {seat: self.players[lineup[teams.index(BehaviorId.parse(seat).team)]] for seat in names},
+                "scores": dict(zip(names, results.scores[rows].tolist(), strict=True)),
+                "rewards": dict(zip(names, results.rewards[rows].tolist(), strict=True)),
+                "explicit": bool(results.explicit[rows].any()),
+            }
+        while self._whole + 1 in self._ended:
+            self._whole += 1
+        self._narrow()
+
+    # ---------------------------------------------------------------- inside
+
+    def _order(self) -> list[int]:
+        return sorted(set().union(*self._teams.values()))
+
+    def _begin(self) -> None:
+        """All teams are known."""
+        teams, count = self._order(), len(self.players)
+        if self._mirror or count < len(teams):
+            lineups = list(itertools.product(range(count), repeat=len(teams)))
+            if not self._mirror:
+                lineups = [one for one in lineups if len(set(one)) > 1]
+        else:
+            lineups = list(itertools.permutations(range(count), len(teams)))
+        self._lineups = dict(enumerate(lineups, 1))
+        of_a_pair = sum({0, 1} <= set(one) for one in lineups) or 1
+        self._quota = -(-self._matches // of_a_pair)
+        self._assign(list(self._lineups))
+
+    def _narrow(self) -> None:
+        """Line-ups that have been played often enough begin no more matches."""
+        counts = dict.fromkeys(self._lineups, 0)
+        for draw in self._ended.values():
+            counts[draw] += 1
+        left = [draw for draw, count in counts.items() if count < self._quota] or list(self._lineups)
+        if self.assignment is not None and left != [one.number for one in self.assignment.draws]:
+            self._assign(left)
+
+    def _assign(self, numbers: Sequence[int]) -> None:
+        teams = self._order()
+        draws = []
+        for number in numbers:
+            ghosts = {
+                str(BehaviorId(name=name, team=team)): -1 - self._lineups[number][teams.index(team)]
+                for name, own in sorted(self._teams.items())
+                for team in sorted(own)
+            }
+            draws.append(Draw(number=number, team=NOBODY, ghosts=ghosts))
+        serial = 1 if self.assignment is None else self.assignment.serial + 1
+        self.assignment = Assignment(serial=serial, draws=tuple(draws))
+
+    # ---------------------------------------------------------------- on disk
+
+    def to_plain(self) -> dict[str, Any]:
+        """A tournament is not gone on with."""
+        return {}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Nothing: see `to_plain`."""

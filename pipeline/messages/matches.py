@@ -1,0 +1,73 @@
+"""Who plays whom, and what came of it: what coordination tells stepping, and hears back along the way of the steps.
+
+A *seat* is a behavior id ("Soccer?team=1"). In self-play one team learns; the seats of all others are played by
+*ghosts*, fixed policies. A *draw* fixes these; a match begins under one and ends under it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipeline.messages.schema import F32, I32, I64, record
+
+NOBODY: Final = -1
+"""The learning team of a draw under which nobody learns."""
+
+
+@record("draw")
+class Draw:
+    """Which policies meet in a match.
+
+    Attributes:
+        number: unique in the run; only rises.
+        team: that learns; `NOBODY` where none does.
+        ghosts: what plays each other seat: a version of its behavior's weights where positive, an opponent from
+            elsewhere where negative.
+    """
+
+    number: int
+    team: int
+    ghosts: dict[str, int]
+
+
+@record("assignment")
+class Assignment:
+    """What the matches that begin from now on are played with.
+
+    Attributes:
+        serial: counts the assignments of a run from 1.
+        draws: simulator number n takes draws[n % len(draws)]; where simulators say which agents form a match, each of
+            its matches takes the next.
+    """
+
+    serial: int
+    draws: tuple[Draw, ...]
+
+
+@record("results")
+class Results:
+    """Matches that ended. Their rows, one for each seat, lie one after the other.
+
+    `m` matches, `r` rows.
+
+    Attributes:
+        numbers: [m] number of each match, unique within the source.
+        draws: [m] number of its draw.
+        simulators: [m] connection number of its simulator.
+        seats: [m] how many rows it has.
+        names: behavior ids; a later record of a source has those of an earlier one first.
+        who: [r] which of `names`.
+        scores: [r] 1 won, 0.5 drawn, 0 lost; -1 where only the score of the others is known.
+        explicit: [r] 1 where the simulator said so, 0 where it is the sign of the final reward.
+        rewards: [r] the final reward: own and group's, mean of the agents that ended last.
+    """
+
+    numbers: I64
+    draws: I64
+    simulators: I32
+    seats: I32
+    names: tuple[str, ...]
+    who: I32
+    scores: F32
+    explicit: I32
+    rewards: F32

@@ -1,0 +1,217 @@
+"""`sparring tournament RUN [RUN ...]`: trained policies play against each other, and nobody learns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.coordination.ghosts import MATCHES_FILE, PLAYERS_FOLDER
+from pipeline.coordination.snapshots import Snapshots
+from pipeline.errors import CheckpointError, SettingsError
+from pipeline.files import write_atomically
+from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
+from pipeline.learning.learner import Learner
+from pipeline.messages.service import PolicyWeights
+from pipeline.playing.standings import Standings, counted, heat_map, standings
+from pipeline.runtime import Playing
+from pipeline.settings import Settings
+from pipeline.specs import read_spec
+from services.launch import launch, trained_settings
+from services.topology import Topology, build, load_run
+
+FILE = "tournament.json"
+_ACTOR = "actor."
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """One that plays.
+
+    Attributes:
+        label: its name.
+        weights: by behavior name.
+    """
+
+    label: str
+    weights: dict[str, PolicyWeights]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, as results/soccer-1")
+    parser.add_argument(
+        "--checkpoints",
+        type=int,
+        default=1,
+        metavar="N",
+        help="checkpoints of each run: 1 the newest, more spread evenly from the oldest to the newest (default: 1)",
+    )
+    parser.add_argument(
+        "--untrained", action="store_true", help="a player with the weights that the first run began with"
+    )
+    parser.add_argument("--mirror", action="store_true", help="each player meets itself too")
+    parser.add_argument("--matches", type=int, default=100, help="matches of each pair (default: 100)")
+    parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
+    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
+    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plays a tournament on the first run's simulators and says what it came to.
+
+    Returns:
+        0 if every match was played; 1 if the run failed or was stopped before its end.
+
+    Raises:
+        SettingsError: a run, a checkpoint or an argument is no good.
+    """
+    if args.matches < 1 or args.checkpoints < 1 or args.timeout <= 0:
+        raise SettingsError(
+            f"got --matches {args.matches}, --checkpoints {args.checkpoints} and --timeout {args.timeout:g}; "
+            "expected at least 1, 1 and more than 0 seconds; give other numbers"
+        )
+    settings = trained_settings(args.runs[0], deterministic=args.deterministic)
+    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+    players = list(_players(args.runs, settings, args.checkpoints, untrained=args.untrained))
+    if len(players) + args.mirror < 2:
+        raise SettingsError(
+            "got a single player; expected two at least; name another run, or add --untrained or --checkpoints 2"
+        )
+    playing = Playing(
+        checkpoints={},
+        players=[player.label for player in players],
+        matches=args.matches,
+        mirror=args.mirror,
+        timeout_s=args.timeout,
+    )
+    directory = args.runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+    def plan(sockets: Path | None) -> Topology:
+        """The topology first: where a port is not free, no folder is made."""
+        run_id = f"{args.runs[0].absolute().name}-{directory.name}"
+        topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=playing)
+        (directory / "logs").mkdir(parents=True)
+        _write(directory, players)
+        return topology
+
+    status = launch(settings, plan, in_process=args.in_process)
+    lines = counted(_read(directory / MATCHES_FILE))
+    found = standings(playing.players, lines)
+    content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}
+    write_atomically(directory / FILE, json.dumps(content, indent=2).encode())
+    write_atomically(directory / "tournament.png", heat_map(found, f"{args.runs[0].name}: {len(lines)} matches"))
+    _show(found)
+    sys.stdout.write(f"{directory / FILE}\n")
+    return 0 if status == "completed" else 1
+
+
+# ---------------------------------------------------------------- players
+
+
+def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Player]:
+    """Checkpoints of all runs, the oldest first; before them an untrained player, if one is asked for."""
+    found = [player for directory in runs for player in _of_run(directory, settings, count)]
+    if untrained:
+        yield _untrained(runs[0], settings)
+    yield from found
+
+
+def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Player]:
+    """Checkpoints of one run, evenly spread; where behaviors have different numbers, by their place in the order."""
+    known = {name: _checkpoints(directory, name) for name in settings.behaviors}
+    few = min(count, *map(len, known.values()))
+    for at in range(few):
+        chosen = {}
+        for name, paths in known.items():
+            place = len(paths) - 1 if few == 1 else round(at * (len(paths) - 1) / (few - 1))
+            chosen[name] = _load(paths[place])
+        steps = max(checkpoint.trained for checkpoint in chosen.values())
+        weights = {name: actor_of(checkpoint) for name, checkpoint in chosen.items()}
+        yield Player(f"{directory.absolute().name}@{steps}", weights)
+
+
+def _checkpoints(directory: Path, behavior: str) -> list[Path]:
+    """The checkpoints of a behavior, the oldest first."""
+    paths = CheckpointFolder(directory.absolute(), behavior).newest_first()[::-1]
+    if not paths:
+        raise SettingsError(
+            f"got no checkpoint of {behavior} in {directory}; expected one at least; train it first, or name a run "
+            "with the same behaviors"
+        )
+    return paths
+
+
+def _load(path: Path) -> Checkpoint:
+    try:
+        return load(path)
+    except (OSError, CheckpointError) as error:
+        raise SettingsError(f"got the checkpoint {path}, which can not be played: {error}") from error
+
+
+def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
+    """The part of a checkpoint that acts."""
+    return PolicyWeights(
+        behavior=checkpoint.behavior,
+        version=checkpoint.version,
+        arrays={
+            name.removeprefix(_ACTOR): array for name, array in checkpoint.weights.items() if name.startswith(_ACTOR)
+        },
+        trained=checkpoint.trained,
+        network=json.dumps(checkpoint.description["network_settings"]),
+    )
+
+
+def _untrained(directory: Path, settings: Settings) -> Player:
+    """What a run began with."""
+    began = load_run(directory.absolute())[0].seed
+    weights = {}
+    for name, behavior in settings.behaviors.items():
+        spec = read_spec(_load(_checkpoints(directory, name)[-1]).description["spec"])
+        weights[name] = Learner(name, spec, behavior, began).weights()
+    return Player("untrained", weights)
+
+
+def _write(directory: Path, players: Iterable[Player]) -> None:
+    """Puts the players where coordination looks for them."""
+    folder = Snapshots(directory / PLAYERS_FOLDER)
+    try:
+        for number, player in enumerate(players, 1):
+            for weights in player.weights.values():
+                folder.save(replace(weights, version=number))
+    except OSError:
+        shutil.rmtree(directory)
+        raise
+
+
+# ---------------------------------------------------------------- results
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _show(found: Standings) -> None:
+    """A table on the console, the strongest first."""
+    table = Table()
+    table.add_column("player")
+    table.add_column("rating", justify="right")
+    order = found.order()
+    for one in order:
+        table.add_column(found.players[one], justify="right")
+    for one in order:
+        shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
+        table.add_row(found.players[one], f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}", *shares)
+    Console(file=sys.stdout).print(table)
