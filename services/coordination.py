@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 
-from pipeline.coordination.ghosts import Ghosts, elsewhere
+from pipeline.coordination.ghosts import Ghosts, elsewhere, opponents_of
 from pipeline.coordination.ledger import Ledger
 from pipeline.coordination.self_play import SelfPlay
 from pipeline.coordination.tournament import Tournament
@@ -354,7 +354,8 @@ class Coordination:
         if not new:
             return
         if self._ghosts is not None and segments.results is not None:
-            self._ghosts.results(segments.source, segments.results)
+            for learner, score in self._ghosts.results(segments.source, segments.results):
+                self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
         returns = segments.episodes.returns
         route.last_returns.extend(returns[-_LAST_EPISODES:].tolist())
@@ -401,14 +402,16 @@ async def open_ghosts(context: Context) -> Ghosts | None:
         tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)
         return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, len(playing.players))), board)
     behaviors = {name: settings.behaviors[name] for name in names}
+    others = opponents_of(directory)
     rules = SelfPlay(
         {name: one.self_play for name, one in behaviors.items() if one.self_play is not None},
         {name: one.max_steps for name, one in behaviors.items()},
         seed=context.run.seed,
         places=min(_MOST_PLACES, max(_LEAST_PLACES, sum(context.run.simulators.values()))),
         lockstep=settings.overlap == 0,
+        elsewhere=others,
     )
-    return Ghosts(rules, directory, {}, board)
+    return Ghosts(rules, directory, elsewhere(directory, {name: len(own) for name, own in others.items()}), board)
 
 
 async def run(context: Context) -> None:

@@ -20,6 +20,7 @@ from pipeline.errors import Closed
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
 from pipeline.learning.report import UpdateReport
+from pipeline.messages.matches import Assignment
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
@@ -60,6 +61,7 @@ class Learning:
         self._dropped = 0
         self._duplicate = 0
         self._said = False
+        self._team: int | None = None
 
     async def begin(self, versions_seen: int) -> None:
         """Goes on from the newest checkpoint, if this start is not the first; publishes the weights.
@@ -252,10 +254,18 @@ class Learning:
             every = self._behavior.steps_between_checkpoints
             self._next_checkpoint = (self._learner.trained // every + 1) * every
             await self._save()
-        elif self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval:
+        elif self._team_changed() or self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval:
             checkpoint = self._learner.checkpoint()
             await self._context.compute(partial(self._folder.save_recovery, checkpoint))
             self._recovered_at = self._context.clock()
+
+    def _team_changed(self) -> bool:
+        """Whether another team learns than at the last look: what the former has learned is kept."""
+        assignment = self._coordination.latest.get("assignment")
+        before = self._team
+        if isinstance(assignment, Assignment):
+            self._team = assignment.draws[0].team
+        return before is not None and before != self._team
 
     async def _save(self) -> None:
         if not self._learner.updates:

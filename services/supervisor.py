@@ -300,12 +300,18 @@ class Supervisor:
 
     def _write_summary(self, wall_s: float) -> None:
         figures = self._figures()
+        run = self._latest("coordination", "run", RunState)
+        rated = {} if run is None else run.ratings
         kept: dict[str, Kept] = {}
         for name in figures:
             state = self._latest(f"learning-{name}", "state", LearnerState)
             if state is not None:
                 checkpoint = str(self._run.directory / state.checkpoint) if state.checkpoint else None
-                kept[name] = Kept(checkpoint=checkpoint, weights_sha256=state.weights_sha256 or None)
+                kept[name] = Kept(
+                    checkpoint=checkpoint,
+                    weights_sha256=state.weights_sha256 or None,
+                    self_play=dataclasses.asdict(rated[name]) if name in rated else None,
+                )
         content = summary(
             run_id=self._run.id,
             status=self._status,

@@ -6,22 +6,19 @@ import argparse
 import json
 import random
 import secrets
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.coordination.ghosts import MATCHES_FILE, PLAYERS_FOLDER
-from pipeline.coordination.snapshots import Snapshots
-from pipeline.errors import CheckpointError, SettingsError
+from pipeline.coordination.ghosts import MATCHES_FILE
+from pipeline.errors import SettingsError
 from pipeline.files import write_atomically
-from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from pipeline.learning.learner import Learner
 from pipeline.messages.service import PolicyWeights
 from pipeline.playing.standings import Standings, counted, heat_map, standings
@@ -29,23 +26,11 @@ from pipeline.runtime import Playing
 from pipeline.settings import Settings
 from pipeline.specs import read_spec
 from services.launch import launch, trained_settings
+from services.players import actor_of, checkpoints_of, load_player, write
 from services.topology import Topology, build, load_run
 
 FILE = "tournament.json"
 _ACTOR = "actor."
-
-
-@dataclass(frozen=True, slots=True)
-class Player:
-    """One that plays.
-
-    Attributes:
-        label: its name.
-        weights: by behavior name.
-    """
-
-    label: str
-    weights: dict[str, PolicyWeights]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """One that plays.
+
+    Attributes:
+        label: its name.
+        weights: by behavior name.
+    """
+
+    label: str
+    weights: dict[str, PolicyWeights]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         run_id = f"{args.runs[0].absolute().name}-{directory.name}"
         topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=playing)
         (directory / "logs").mkdir(parents=True)
-        _write(directory, players)
+        write(directory, [player.weights for player in players])
         return topology
 
     status = launch(settings, plan, in_process=args.in_process)
@@ -131,47 +129,16 @@ def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained:
 
 def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Player]:
     """Checkpoints of one run, evenly spread; where behaviors have different numbers, by their place in the order."""
-    known = {name: _checkpoints(directory, name) for name in settings.behaviors}
+    known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
     few = min(count, *map(len, known.values()))
     for at in range(few):
         chosen = {}
         for name, paths in known.items():
             place = len(paths) - 1 if few == 1 else round(at * (len(paths) - 1) / (few - 1))
-            chosen[name] = _load(paths[place])
+            chosen[name] = load_player(paths[place])
         steps = max(checkpoint.trained for checkpoint in chosen.values())
         weights = {name: actor_of(checkpoint) for name, checkpoint in chosen.items()}
         yield Player(f"{directory.absolute().name}@{steps}", weights)
-
-
-def _checkpoints(directory: Path, behavior: str) -> list[Path]:
-    """The checkpoints of a behavior, the oldest first."""
-    paths = CheckpointFolder(directory.absolute(), behavior).newest_first()[::-1]
-    if not paths:
-        raise SettingsError(
-            f"got no checkpoint of {behavior} in {directory}; expected one at least; train it first, or name a run "
-            "with the same behaviors"
-        )
-    return paths
-
-
-def _load(path: Path) -> Checkpoint:
-    try:
-        return load(path)
-    except (OSError, CheckpointError) as error:
-        raise SettingsError(f"got the checkpoint {path}, which can not be played: {error}") from error
-
-
-def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
-    """The part of a checkpoint that acts."""
-    return PolicyWeights(
-        behavior=checkpoint.behavior,
-        version=checkpoint.version,
-        arrays={
-            name.removeprefix(_ACTOR): array for name, array in checkpoint.weights.items() if name.startswith(_ACTOR)
-        },
-        trained=checkpoint.trained,
-        network=json.dumps(checkpoint.description["network_settings"]),
-    )
 
 
 def _untrained(directory: Path, settings: Settings) -> Player:
@@ -179,21 +146,9 @@ def _untrained(directory: Path, settings: Settings) -> Player:
     began = load_run(directory.absolute())[0].seed
     weights = {}
     for name, behavior in settings.behaviors.items():
-        spec = read_spec(_load(_checkpoints(directory, name)[-1]).description["spec"])
+        spec = read_spec(load_player(checkpoints_of(directory, name)[-1]).description["spec"])
         weights[name] = Learner(name, spec, behavior, began).weights()
     return Player("untrained", weights)
-
-
-def _write(directory: Path, players: Iterable[Player]) -> None:
-    """Puts the players where coordination looks for them."""
-    folder = Snapshots(directory / PLAYERS_FOLDER)
-    try:
-        for number, player in enumerate(players, 1):
-            for weights in player.weights.values():
-                folder.save(replace(weights, version=number))
-    except OSError:
-        shutil.rmtree(directory)
-        raise
 
 
 # ---------------------------------------------------------------- results

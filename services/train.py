@@ -17,6 +17,7 @@ from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
 from pipeline.settings import Overrides, Settings, not_here, read, unsupported, without_effect
 from services.launch import checkpoints, launch, play
+from services.players import write_opponents
 from services.topology import build
 
 
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
+    write_opponents(directory, settings)
     plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
     notes = (*loaded.notices, *without_effect(settings))
     status = launch(settings, plan, notes, in_process=args.in_process)

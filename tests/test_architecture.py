@@ -75,7 +75,8 @@ def test_services_import_no_services_but_the_topology() -> None:
         "supervisor.py": {"services.topology"},
         "hosts.py": {"services.topology"},
         "launch.py": {"services.topology", "services.supervisor", "services.hosts"},
-        "train.py": {"services.topology", "services.launch"},
+        "train.py": {"services.topology", "services.launch", "services.players"},
+        "tournament.py": {"services.topology", "services.launch", "services.players"},
         "evaluate.py": {"services.topology", "services.launch"},
         "service.py": {"services.topology"},
     }

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.coordination.opponents import Elsewhere
 from pipeline.coordination.self_play import SelfPlay
 from pipeline.coordination.snapshots import Snapshots
 from pipeline.coordination.tournament import Tournament
@@ -20,6 +21,7 @@ from pipeline.messages.service import PolicyWeights, Rated, Rating
 from pipeline.queues.interface import Board
 
 MATCHES_FILE: Final = "matches.jsonl"
+OPPONENTS_FILE: Final = "opponents.json"
 PLAYERS_FOLDER: Final = "players"
 """Folder within that of the run with the weights of opponents from elsewhere, and of the players of a tournament."""
 _LONGEST: Final = 16 * 2**20
@@ -77,9 +79,16 @@ class Ghosts:
         for name in sorted(self.rules.names & ghosts.keys()):
             self.rules.ghosts(name, ghosts[name])
 
-    def results(self, source: str, results: Results) -> None:
-        """Matches of a source have ended."""
-        self._lines += [json.dumps({"source": source, **line}) for line in self.rules.results(results)]
+    def results(self, source: str, results: Results) -> list[tuple[str, float]]:
+        """Matches of a source have ended; returns each learner of one with its score."""
+        lines = list(self.rules.results(results))
+        self._lines += [json.dumps({"source": source, **line}) for line in lines]
+        return [
+            (player, line["scores"][seat])
+            for line in lines
+            for seat, player in line["players"].items()
+            if player in self.rules.names
+        ]
 
     # ---------------------------------------------------------------- what is kept and published
 
@@ -135,12 +144,17 @@ class Ghosts:
         """Names and values for the numbers of the service."""
         if isinstance(self.rules, Tournament):
             return
+        ratings = self.rules.ratings
         for name, side in self.rules.sides.items():
-            ratings = self.rules.ratings
-            mean, deviation = spread([ratings.elo[f"{name}@{v}"] for v in side.window if f"{name}@{v}" in ratings.elo])
+            window = [ratings.elo[f"{name}@{version}"] for version in side.window]
+            mean, deviation = spread(window)
+            many = len({team for one in self.rules.sides.values() for team in one.teams}) > 2
             yield f"elo/{name}", ratings.elo[name]
             yield f"opponents.elo/{name}", mean
             yield f"opponents.elo_deviation/{name}", deviation
+            if many:
+                yield f"mu/{name}", ratings.skills[name][0]
+                yield f"sigma/{name}", ratings.skills[name][1]
 
     def described(self) -> dict[str, Any]:
         """The assignment, for the log."""
@@ -188,6 +202,13 @@ def _rated(rules: SelfPlay, name: str) -> Rated:
             for player, record in opponents
         },
     )
+
+
+def opponents_of(directory: Path) -> dict[str, list[Elsewhere]]:
+    """Opponents from elsewhere that the folder of a run holds, by behavior name, in the order of their numbers."""
+    path = directory / OPPONENTS_FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {name: [Elsewhere(label, weight) for label, weight in own.items()] for name, own in known.items()}
 
 
 def elsewhere(directory: Path, counts: Mapping[str, int]) -> dict[tuple[str, int], PolicyWeights]:

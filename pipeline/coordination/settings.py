@@ -63,7 +63,7 @@ class SelfPlaySettings(BaseModel):
     play_against_latest_model_ratio: float = Field(default=0.5, ge=0, le=1)
     initial_elo: float = 1200.0
     opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
-    opponents: list[OpponentSettings] = Field(default_factory=list)
+    opponents: tuple[OpponentSettings, ...] = Field(default=(), strict=False)  # JSON knows lists only
     keep_all_snapshots: bool = False
 
     @model_validator(mode="before")

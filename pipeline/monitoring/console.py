@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from pipeline.monitoring.intervals import Interval
@@ -26,7 +26,18 @@ def line(interval: Interval) -> str:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
     if "Policy/Entropy" in interval.means:
         parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
-    return "  ".join([*parts, _open(interval)])
+    return "  ".join([*parts, *_self_play(interval.means), _open(interval)])
+
+
+def _self_play(means: Mapping[str, float]) -> Iterator[str]:
+    """Rating of the learner, and of those it may meet; and how often it won lately."""
+    if "Self-play/ELO" in means:
+        others, deviation = (means[f"Self-play/Opponents ELO{end}"] for end in ("", " Deviation"))
+        yield f"elo {short(means['Self-play/ELO'])}, opponents {short(others)} +- {short(deviation)}"
+    if "Self-play/Mu" in means:
+        yield f"skill {short(means['Self-play/Mu'])} +- {short(means['Self-play/Sigma'])}"
+    if "Self-play/Win Rate" in means:
+        yield f"wins {means['Self-play/Win Rate']:.0%}"
 
 
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:

@@ -23,6 +23,15 @@ NAMES: Final = {
 }
 """Counters of assembly, by the name that users of ML-Agents know."""
 
+GAUGES: Final = {
+    "elo": "Self-play/ELO",
+    "opponents.elo": "Self-play/Opponents ELO",
+    "opponents.elo_deviation": "Self-play/Opponents ELO Deviation",
+    "mu": "Self-play/Mu",
+    "sigma": "Self-play/Sigma",
+}
+"""Gauges of coordination under self-play, likewise."""
+
 LONGEST_GAP_S: Final = 60.0  # a longer one in the monitor's own life is a pause of the run, not part of an interval
 
 
@@ -209,7 +218,7 @@ def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _
         lag_mean=_finite(mean(lag)) if lag else None,
         lag_max=_finite(highest(lag)) if lag else None,
         lag=_rows(lag) if lag else {},
-        means=_means(counted),
+        means=_means(counted) | {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges},
         gauges={name: value for name, value in gauges.items() if not name.startswith("books.")},
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),

@@ -51,10 +51,12 @@ class Kept:
     Attributes:
         checkpoint: of its final weights, as text; None where none was saved.
         weights_sha256: of these weights.
+        self_play: ratings, and how it fared against each opponent; None without self-play.
     """
 
     checkpoint: str | None = None
     weights_sha256: str | None = None
+    self_play: Mapping[str, Any] | None = None
 
 
 def figures(overview: Overview, behavior: str, steps_per_s: float) -> Figures:

@@ -48,8 +48,6 @@ def without_effect(settings: Settings) -> list[str]:
 
 
 def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
-    if behavior.self_play is not None and behavior.self_play.opponents:
-        yield "self_play.opponents: checkpoints of other runs as opponents"
     if behavior.behavioral_cloning is not None:
         yield "behavioral_cloning: imitation of demonstrations"
     if behavior.init_path is not None:

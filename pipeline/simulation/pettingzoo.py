@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
 from pipeline.simulation.game import decisions, ends
 from pipeline.simulation.spaces import Actions, Observations, forbidden, imported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
@@ -39,6 +39,7 @@ class Teams:
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
         shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
+        outcomes: the sign of an agent's last reward is its outcome.
     """
 
     behavior: str
@@ -46,6 +47,7 @@ class Teams:
     teams: str = "shared"
     groups: bool = False
     shared_reward: bool = False
+    outcomes: bool = False
 
     def __post_init__(self) -> None:
         if self.behaviors not in ("one", "per_type") or self.teams not in ("shared", "each", "per_type"):
@@ -57,6 +59,8 @@ class Teams:
             raise SettingsError(
                 "got shared_reward without groups; expected groups whose reward it can be; set groups as well"
             )
+        if self.outcomes and self.teams == "shared":
+            raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
 
     def ids(self, agents: Sequence[Any]) -> list[BehaviorId]:
         """The behavior id of each agent."""
@@ -76,6 +80,7 @@ def make_pettingzoo(
     teams: str = "shared",
     groups: bool = False,
     shared_reward: bool = False,
+    outcomes: bool = False,
     **options: Any,
 ) -> Game:
     """A PettingZoo environment as a game; its parallel form where it has one, else turn by turn.
@@ -88,6 +93,7 @@ def make_pettingzoo(
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
         shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
+        outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; needs teams.
         options: for the environment.
 
     Raises:
@@ -97,7 +103,14 @@ def make_pettingzoo(
     if areas < 1:
         raise SettingsError(f"got areas={areas}; expected 1 or more; correct the simulator's options")
     name = behavior or re.sub(r"_v\d+$", "", env_id.rpartition(".")[2])
-    roles = Teams(behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward)
+    roles = Teams(
+        behavior=name,
+        behaviors=behaviors,
+        teams=teams,
+        groups=groups,
+        shared_reward=shared_reward,
+        outcomes=outcomes,
+    )
     imported("pettingzoo", "pettingzoo")
     factory, form = _environment(env_id)
     try:
@@ -267,10 +280,14 @@ class _Bridge(ABC):
             deciding = None
             if rows.agents:
                 deciding = decisions(**self._columns(name, rows), groups=self._group_ids(rows), masks=masks)
-            ended = ends(**self._columns(name, over), interrupted=over.interrupted) if over.agents else None
+            ended = self._over(name, over) if over.agents else None
             if deciding is not None or ended is not None:
                 reports.append(BehaviorReport(behavior=identity, decisions=deciding, ends=ended))
         return reports
+
+    def _over(self, name: str, rows: _Rows) -> Ends:
+        outcomes = 0.5 + 0.5 * np.sign(rows.rewards) if self._roles.outcomes else None
+        return ends(**self._columns(name, rows), interrupted=rows.interrupted, outcomes=outcomes)
 
     def _columns(self, name: str, rows: _Rows) -> dict[str, Any]:
         return {

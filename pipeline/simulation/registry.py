@@ -18,7 +18,9 @@ _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "goal": ("pipeline.simulation.goal", "Goal"),
     "goals": ("pipeline.simulation.goals", "Goals"),
     "rooms": ("pipeline.simulation.rooms", "Rooms"),
+    "scramble": ("pipeline.simulation.scramble", "Scramble"),
     "soccer": ("pipeline.simulation.soccer", "Soccer"),
+    "tag": ("pipeline.simulation.tag", "Tag"),
     "gymnasium": ("pipeline.simulation.gymnasium", "make_gymnasium"),
     "pettingzoo": ("pipeline.simulation.pettingzoo", "make_pettingzoo"),
 }

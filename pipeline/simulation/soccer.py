@@ -135,7 +135,8 @@ class Soccer:
     def _to_ball(self) -> NDArray[np.float64]:
         """[areas, players] metres to the ball."""
         away = self._pitch.ball[:, None] - self._pitch.positions
-        return np.sqrt((away * away).sum(-1))
+        found: NDArray[np.float64] = np.sqrt((away * away).sum(-1))
+        return found
 
     def _advance(
         self, actions: Mapping[str, BehaviorActions]
