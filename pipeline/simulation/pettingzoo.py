@@ -104,12 +104,7 @@ def make_pettingzoo(
         raise SettingsError(f"got areas={areas}; expected 1 or more; correct the simulator's options")
     name = behavior or re.sub(r"_v\d+$", "", env_id.rpartition(".")[2])
     roles = Teams(
-        behavior=name,
-        behaviors=behaviors,
-        teams=teams,
-        groups=groups,
-        shared_reward=shared_reward,
-        outcomes=outcomes,
+        behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
     )
     imported("pettingzoo", "pettingzoo")
     factory, form = _environment(env_id)

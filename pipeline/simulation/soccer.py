@@ -22,6 +22,8 @@ from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 MAX_STEPS: Final = 500
 EXISTENCE: Final = -0.2 / MAX_STEPS
 """An agent's own reward per step: a match without goals costs 0.2."""
+BEHIND: Final = 1.0
+"""Metres behind the ball from which it is well driven ahead."""
 BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
@@ -48,8 +50,8 @@ class Soccer:
     keep heading, turn left, turn right. Forward contact kicks the ball.
 
     Own reward: a small cost per step; `ball_touch` for contact, `ball_progress` for each pitch's length that the ball
-    moves towards the rival goal, and `ball_approach` for each that the agent comes nearer to it, where these
-    environment parameters are given. Group reward: for a goal, 1
+    moves towards the rival goal, and `ball_approach` for each that the agent comes nearer to the place from which it
+    would drive it there, where these environment parameters are given. Group reward: for a goal, 1
     minus the share of the match that is over for the scoring team, -1 for the other. After a goal (terminated) or 500
     steps (interrupted, outcome 0.5) all agents of the area end and the next match starts in the same report.
 
@@ -104,13 +106,13 @@ class Soccer:
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Plays on to the next decision on all pitches."""
-        away = self._to_ball()
+        away = self._to_place()
         touched, progress, scored = self._advance(actions)
         self._ages += self._every
         share = self._ages / MAX_STEPS
         own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE * self._every
         own += self._progress_reward * progress[:, None] * _ATTACKS / (2 * GOAL_X)
-        own += self._approach_reward * (away - self._to_ball()) / (2 * GOAL_X)
+        own += self._approach_reward * (away - self._to_place()) / (2 * GOAL_X)
         won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
         group = np.where(won > 0, 1 - share[:, None], won)
         ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
@@ -132,9 +134,12 @@ class Soccer:
         self._ages[areas] = 0
         self._matches[areas] += self._areas.size  # a contest id is never used twice
 
-    def _to_ball(self) -> NDArray[np.float64]:
-        """[areas, players] metres to the ball."""
-        away = self._pitch.ball[:, None] - self._pitch.positions
+    def _to_place(self) -> NDArray[np.float64]:
+        """[areas, players] metres to the place behind the ball, as seen from the rival goal."""
+        ball = self._pitch.ball[:, None]
+        to_goal = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X - ball
+        to_goal /= np.maximum(np.sqrt((to_goal * to_goal).sum(-1, keepdims=True)), 1e-6)
+        away = ball - BEHIND * to_goal - self._pitch.positions
         found: NDArray[np.float64] = np.sqrt((away * away).sum(-1))
         return found
 

@@ -25,11 +25,12 @@ HALF: Final = 4.0
 PILLAR: Final = 1.0
 """Radius of the pillar, in metres."""
 BODY: Final = 0.3
-"""Radius of a player, in metres; who touches, tags."""
-TAG_REACH: Final = 2 * BODY
+"""Radius of a player, in metres."""
+TAG_REACH: Final = 0.8
+"""How near the chaser must come, middle to middle, in metres."""
 SPEEDS: Final = np.array([3.2, 2.6])
 """Of chaser and runner, in metres per second."""
-SPRINT: Final = 1.6
+SPRINT: Final = 1.5
 """By how much a sprint is faster."""
 TIRES: Final = 0.05
 """Stamina that a step of a sprint costs; a step without one gives a quarter of it back."""
@@ -43,6 +44,8 @@ SURROUNDINGS: Final = 6
 
 _LIMIT: Final = HALF - BODY
 _RING: Final = PILLAR + BODY
+_START: Final = 2.5
+"""How far from the middle a match begins at most."""
 _OTHER: Final = np.array([1, 0])
 
 
@@ -57,7 +60,7 @@ class Tag:
     Actions: continuous, where to go along x and y, at full speed from a length of a third on; the runner's branch
     of 2 also sprints with 1, as long as it has stamina.
 
-    The chaser wins (outcome 1) when it touches the runner; the runner wins when 120 steps are over. Both is the
+    The chaser wins (outcome 1) when it comes within 0.8 m of the runner; the runner wins when 120 steps are over. Both is the
     end of the game by its rules (terminated), and the next match starts in the same report. Rewards, the
     runner's being the chaser's with the other sign: 1 for a win of the chaser, -1 for one of the runner, -0.5 / 120
     per step, and `approach` for each metre that the two come nearer to each other, where this environment parameter is
@@ -132,7 +135,7 @@ class Tag:
         """Both stand somewhere around the pillar, an eighth of a turn apart at least."""
         turn, away = self._random.uniform(0, 2 * np.pi, areas.size), self._random.uniform(0.25, 1.75, areas.size)
         angles = np.stack([turn, turn + np.pi * away], -1)
-        radii = self._random.uniform(_RING, _LIMIT, (areas.size, 2))
+        radii = self._random.uniform(_RING, _START, (areas.size, 2))
         self._places[areas] = np.stack([np.cos(angles), np.sin(angles)], -1) * radii[..., None]
         self._velocities[areas] = 0
         self._stamina[areas] = 1

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ class Witness:
         found: dict[int, Draw] = {}
         for assignment in self.assignments:
             for draw in assignment.draws:
-                assert found.setdefault(draw.number, draw) == draw
+                assert asdict(found.setdefault(draw.number, draw)) == asdict(draw)
         return found
 
     @property
@@ -366,7 +366,7 @@ def check_nothing_goes_back(play: Play) -> None:
     for assignment in play.witness.assignments:
         assert assignment.serial >= latest
         latest = assignment.serial
-        assert serials.setdefault(latest, assignment) == assignment
+        assert asdict(serials.setdefault(latest, assignment)) == asdict(assignment)
     numbers = [max(draw.number for draw in one.draws) for one in serials.values()]
     assert numbers == sorted(numbers)
     _check_turns(play)

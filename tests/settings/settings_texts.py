@@ -99,6 +99,11 @@ behaviors:
       window: 12
       play_against_latest_model_ratio: 0.4
       initial_elo: 1300.0
+      opponent_sampling: prioritized
+      keep_all_snapshots: true
+      opponents:
+        - checkpoint: results/old/A
+          weight: 0.5
 env_settings:
   env_path: builds/ball.x86_64
   env_args:

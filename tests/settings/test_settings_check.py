@@ -38,10 +38,11 @@ pipeline: {mode: lockstep}
 def test_a_file_that_can_not_be_trained_yet_is_valid_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _file(tmp_path, "behaviors: {A: {trainer_type: poca, self_play: {play_against_current_self_ratio: 0.2}}}")
+    text = "behaviors: {A: {init_path: x, self_play: {play_against_current_self_ratio: 0.2}}}"
+    path = _file(tmp_path, text)
     assert main([path]) == 0
     out = capsys.readouterr().out
-    assert f"{path}: valid; not trained by this version:\n  behaviors.A.self_play: ghosts\n" in out
+    assert f"{path}: valid; not trained by this version:\n  behaviors.A.init_path: weights of another run\n" in out
     assert "simulators: none to launch; waits for them at tcp://127.0.0.1:0" in out
     assert f"notice: {path}:1: " in out
 

@@ -35,8 +35,10 @@ def test_a_shipped_configuration_names_the_behaviors_of_its_simulators(path: Pat
 
 
 def test_the_demo_and_the_bars_have_a_configuration_each() -> None:
-    first = ["balance", "cartpole", "crowd", "goal", "goals-mixed", "minigrid-empty", "minigrid-memory"]
-    assert [path.stem for path in CONFIGS] == [*first, "rooms", "soccer-scripted", "soccer", "spread-groups", "spread"]
+    assert {path.stem for path in CONFIGS} == {
+        *("balance", "cartpole", "connect-four", "crowd", "goal", "goals-mixed", "minigrid-empty", "minigrid-memory"),
+        *("rooms", "scramble", "soccer-scripted", "soccer", "spread-groups", "spread", "tag"),
+    }
 
 
 TRAINER = """

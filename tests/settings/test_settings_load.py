@@ -225,7 +225,7 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
         behaviors:
           A:
             trainer_type: poca
-            self_play: {}
+            self_play: {opponents: [{checkpoint: elsewhere}]}
             behavioral_cloning: {demo_path: a.demo}
             init_path: x
             reward_signals: {gail: {demo_path: a.demo}, curiosity: {}, rnd: {}}
@@ -235,7 +235,6 @@ def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
         """
     ).settings
     assert [line.split(": ")[0] for line in unsupported(settings)] == [
-        "behaviors.A.self_play",
         "behaviors.A.behavioral_cloning",
         "behaviors.A.init_path",
         "behaviors.A.reward_signals.gail",

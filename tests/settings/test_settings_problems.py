@@ -200,7 +200,7 @@ def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
         ("{name: goal, command: [x]}", "got name and command together"),
         (
             "{name: gaol}",
-            "got 'gaol'; expected one of balance, crowd, goal, goals, rooms, soccer, gymnasium, pettingzoo; "
+            "got 'gaol'; expected one of balance, crowd, duel, goal, goals, rooms, scramble, soccer, tag, gymnasium, pettingzoo; "
             "did you mean goal?",
         ),
         ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),

@@ -1,0 +1,298 @@
+"""What self-play is tested in: makers of records, a slow twin of the rules, a board that only notes.
+
+The twin is written from the rules in words: it holds whole histories and adds them up anew whenever it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pipeline.coordination.opponents import Elsewhere
+from pipeline.coordination.self_play import SelfPlay
+from pipeline.coordination.settings import SelfPlaySettings
+from pipeline.messages.matches import Draw, Results
+from pipeline.messages.service import PolicyWeights
+from pipeline.specs import BehaviorId
+
+FAR = 10**9
+Layout = Mapping[str, tuple[int, ...]]
+Match = tuple[int, Mapping[str, float]]  # number of the draw, score by seat
+
+LAYOUTS: tuple[Layout, ...] = (
+    {"A": (0, 1)},
+    {"A": (0,), "B": (1,)},
+    {"A": (0, 1, 2)},
+    {"A": (0, 1, 2), "B": (3,)},
+    {"A": (0,), "B": (1,), "C": (2,)},
+)
+
+
+# ---------------------------------------------------------------- makers
+
+
+def seat(name: str, team: int) -> str:
+    return str(BehaviorId(name=name, team=team))
+
+
+def make(
+    layout: Layout,
+    *,
+    max_steps: int | Mapping[str, int] = FAR,
+    seed: int = 0,
+    places: int = 4,
+    lockstep: bool = False,
+    elsewhere: Mapping[str, Sequence[Elsewhere]] | None = None,
+    per_name: Mapping[str, Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> SelfPlay:
+    ends = dict.fromkeys(layout, max_steps) if isinstance(max_steps, int) else dict(max_steps)
+    own = {name: SelfPlaySettings(**{**settings, **(per_name or {}).get(name, {})}) for name in layout}
+    return SelfPlay(own, ends, seed=seed, places=places, lockstep=lockstep, elsewhere=elsewhere)
+
+
+def begun(layout: Layout, **settings: Any) -> SelfPlay:
+    """Rules that have heard of all teams and of untrained weights, version 1."""
+    rules = make(layout, **settings)
+    for name, teams in layout.items():
+        rules.seats(name, teams)
+    for name in layout:
+        rules.weights(name, 1, 0)
+    return rules
+
+
+def results(
+    matches: Iterable[Match], *, numbers: Sequence[int] | None = None, simulators: Sequence[int] | None = None
+) -> Results:
+    """Matches that ended, with explicit scores; -1 stands for one that is not known."""
+    rows = list(matches)
+    names = tuple(dict.fromkeys(one for _, scores in rows for one in scores))
+    flat = [(names.index(one), score) for _, scores in rows for one, score in scores.items()]
+    return Results(
+        numbers=np.array(range(1, len(rows) + 1) if numbers is None else numbers, np.int64),
+        draws=np.array([draw for draw, _ in rows], np.int64),
+        simulators=np.array([0] * len(rows) if simulators is None else simulators, np.int32),
+        seats=np.array([len(scores) for _, scores in rows], np.int32),
+        names=names,
+        who=np.array([who for who, _ in flat], np.int32),
+        scores=np.array([score for _, score in flat], np.float32),
+        explicit=np.array([int(score >= 0) for _, score in flat], np.int32),
+        rewards=np.zeros(len(flat), np.float32),
+    )
+
+
+def draws(rules: Any) -> tuple[Draw, ...]:
+    assert rules.assignment is not None
+    return tuple(rules.assignment.draws)
+
+
+def ghosts_by_place(rules: SelfPlay) -> list[tuple[int, dict[str, int]]]:
+    """What an assignment comes to, without its numbers."""
+    return [(one.team, dict(one.ghosts)) for one in draws(rules)]
+
+
+def plain_assignment(rules: SelfPlay) -> dict[str, Any] | None:
+    return None if rules.assignment is None else asdict(rules.assignment)
+
+
+def weights(name: str, version: int, trained: int = 0) -> PolicyWeights:
+    """Weights that tell name and version."""
+    own = np.array([version, sum(name.encode())], np.float32)
+    return PolicyWeights(behavior=name, version=version, arrays={"actor.weight": own}, trained=trained)
+
+
+class NotingBoard:
+    """A board that notes what is published, in order."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, PolicyWeights]] = []
+
+    def publish(self, key: str, record: Any) -> None:
+        self.published.append((key, record))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    @property
+    def latest(self) -> dict[str, PolicyWeights]:
+        return dict(self.published)
+
+
+# ---------------------------------------------------------------- histories
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that coordination hears.
+
+    Attributes:
+        kind: `weights`, `back` (a learner that a crash threw back), `again` (weights that are known) or `ghosts`.
+        who: which name, modulo their number.
+        steps: learner steps gained or fallen back, or ghost steps.
+    """
+
+    kind: str
+    who: int
+    steps: int
+
+
+def histories(kinds: Sequence[str] = ("weights", "weights", "ghosts", "ghosts", "back", "again")) -> Any:
+    event = st.builds(Event, kind=st.sampled_from(kinds), who=st.integers(0, 5), steps=st.integers(0, 40))
+    return st.lists(event, min_size=1, max_size=60)
+
+
+def one_settings() -> Any:
+    """Small numbers, so that everything happens often."""
+    return st.fixed_dictionaries(
+        {
+            "save_steps": st.integers(1, 50),
+            "team_change": st.integers(1, 90),
+            "swap_steps": st.integers(1, 70),
+            "window": st.integers(1, 4),
+            "play_against_latest_model_ratio": st.sampled_from([0.0, 0.5, 1.0]),
+        }
+    )
+
+
+@dataclass
+class Heard:
+    """Where the learners and ghosts of a history stand, of each name."""
+
+    version: int = 1
+    trained: int = 0
+    ghosts: int = 0
+
+
+class Source:
+    """Turns events into what learners and stepping would say."""
+
+    def __init__(self, layout: Layout, ends: Mapping[str, int]) -> None:
+        self.names = list(layout)
+        self.ends = ends
+        self.stands = {name: Heard() for name in layout}
+
+    def say(self, event: Event) -> tuple[str, str, int, int]:
+        """Returns what is said: kind, name, version or steps, trained."""
+        name = self.names[event.who % len(self.names)]
+        stand = self.stands[name]
+        if event.kind == "ghosts":
+            stand.ghosts += event.steps
+            return "ghosts", name, stand.ghosts, 0
+        if event.kind == "again" or stand.trained >= self.ends[name]:  # whose end has come says nothing new
+            return "weights", name, stand.version, stand.trained
+        stand.version += 1
+        change = -event.steps if event.kind == "back" else event.steps
+        stand.trained = min(max(0, stand.trained + change), self.ends[name])
+        return "weights", name, stand.version, stand.trained
+
+
+def tell(rules: Any, said: tuple[str, str, int, int]) -> None:
+    kind, name, number, trained = said
+    if kind == "ghosts":
+        rules.ghosts(name, number)
+    else:
+        rules.weights(name, number, trained)
+
+
+# ---------------------------------------------------------------- the twin
+
+
+@dataclass
+class TwinSide:
+    """All that was heard of a name."""
+
+    settings: Mapping[str, Any]
+    end: int
+    teams: tuple[int, ...]
+    stands: list[tuple[int, int]] = field(default_factory=list)  # version, trained
+    gains: list[int] = field(default_factory=list)
+    saved: list[tuple[int, int]] = field(default_factory=list)  # version, learner steps by then
+    ghosts: list[int] = field(default_factory=lambda: [0])
+    swapped: list[int] = field(default_factory=lambda: [0])  # ghost steps at each change of opponents
+
+    @property
+    def window(self) -> list[int]:
+        return [version for version, _ in self.saved][-int(self.settings["window"]) :]
+
+    @property
+    def latest(self) -> int:
+        return self.stands[-1][0]
+
+    @property
+    def done(self) -> bool:
+        return bool(self.stands) and self.stands[-1][1] >= self.end
+
+
+class Twin:
+    """Who learns, which snapshots there are, and when opponents change: in the plainest way.
+
+    `stamps` counts, for each seat, how often its opponents were to be drawn anew.
+    """
+
+    def __init__(
+        self, layout: Layout, settings: Mapping[str, Mapping[str, Any]], ends: Mapping[str, int], *, lockstep: bool
+    ) -> None:
+        self.sides = {name: TwinSide(settings[name], ends[name], teams) for name, teams in layout.items()}
+        self.order = sorted({team for teams in layout.values() for team in teams})
+        self.team = self.order[0]
+        self.turn: list[tuple[str, int]] = []
+        self.lockstep = lockstep
+        self.stamps = {seat(name, team): 1 for name, teams in layout.items() for team in teams}
+        self.team_changes = 0
+
+    def tell(self, said: tuple[str, str, int, int]) -> None:
+        kind, name, number, trained = said
+        side = self.sides[name]
+        if kind == "ghosts":
+            side.ghosts.append(number)
+            if not self.lockstep:
+                self._cross()
+        elif not side.stands or number > side.stands[-1][0]:
+            self._new_weights(name, side, number, trained)
+
+    def _new_weights(self, name: str, side: TwinSide, version: int, trained: int) -> None:
+        before = side.stands[-1][1] if side.stands else 0
+        side.stands.append((version, trained))
+        side.gains.append(max(0, trained - before))
+        steps = sum(side.gains)
+        if not side.saved or steps - side.saved[-1][1] >= side.settings["save_steps"]:
+            side.saved.append((version, steps))
+        if self.team in side.teams:
+            self.turn.append((name, side.gains[-1]))
+            learned = sum(gain for one, gain in self.turn if one == name)
+            if learned >= side.settings["team_change"] or side.done:
+                self._next_team()
+        self._cross()
+
+    def _next_team(self) -> None:
+        at = self.order.index(self.team)
+        rotated = self.order[at + 1 :] + self.order[: at + 1]
+        self.team = next((team for team in rotated if not self._done(team)), self.team)
+        self.turn = []
+        self.team_changes += 1
+        for one in self.stamps:
+            self.stamps[one] += 1
+
+    def _done(self, team: int) -> bool:
+        return all(side.done for side in self.sides.values() if team in side.teams)
+
+    def _cross(self) -> None:
+        for name, side in self.sides.items():
+            if max(side.ghosts) - side.swapped[-1] >= side.settings["swap_steps"]:
+                side.swapped.append(max(side.ghosts))
+                for team in side.teams:
+                    self.stamps[seat(name, team)] += 1
+
+    def ghost_seats(self) -> list[str]:
+        return [seat(name, team) for name, side in self.sides.items() for team in side.teams if team != self.team]
+
+    def candidates(self, one: str) -> set[int]:
+        """What may be drawn for a seat now."""
+        side = self.sides[BehaviorId.parse(one).name]
+        ratio = side.settings["play_against_latest_model_ratio"]
+        latest = {side.latest} if ratio > 0 else set()
+        return latest | (set(side.window) if ratio < 1 else set())

@@ -1,0 +1,321 @@
+"""Ratings: Elo against its formula, Plackett-Luce against true strengths, and what results of matches come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from self_play_world import FAR, begun, draws, ghosts_by_place, results, seat
+
+from pipeline.coordination.opponents import Elsewhere
+from pipeline.coordination.ratings import Ratings, expected
+from pipeline.coordination.self_play import SelfPlay
+
+RATING = st.floats(-1000, 4000)
+A0, A1, A2, B1, C2 = seat("A", 0), seat("A", 1), seat("A", 2), seat("B", 1), seat("C", 2)
+SCORE = st.sampled_from([0.0, 0.5, 1.0])
+
+
+def entered(**elo: float) -> Ratings:
+    ratings = Ratings()
+    for player, rating in elo.items():
+        ratings.enter(player, elo=rating)
+    return ratings
+
+
+# ---------------------------------------------------------------- Elo
+
+
+@given(own=RATING, other=RATING)
+def test_the_expected_score_is_elos(own: float, other: float) -> None:
+    """E = 1 / (1 + 10^((other - own) / 400)), and those of both sum to 1."""
+    assert expected(own, other) == pytest.approx(1 / (1 + math.pow(10, (other - own) / 400)))
+    assert expected(own, other) + expected(other, own) == pytest.approx(1)
+
+
+@given(own=RATING, other=RATING, score=SCORE)
+def test_one_match_moves_both_by_k_times_surprise(own: float, other: float, score: float) -> None:
+    """K is 16; what one wins the other loses; a draw moves towards each other."""
+    ratings = entered(a=own, b=other)
+    ratings.rate([["a"], ["b"]], [score, 1 - score])
+    change = 16 * (score - 1 / (1 + math.pow(10, (other - own) / 400)))
+    assert ratings.elo["a"] == pytest.approx(own + change)
+    assert ratings.elo["b"] == pytest.approx(other - change)
+    assert ratings.matches == 1
+
+
+def test_known_changes() -> None:
+    """Equals: 8 for a win, 0 for a draw; 400 points apart: a tenth of 16 / 1.1 for the expected win."""
+    for score, change in ((1.0, 8.0), (0.5, 0.0), (0.0, -8.0)):
+        ratings = entered(a=1200, b=1200)
+        ratings.rate([["a"], ["b"]], [score, 1 - score])
+        assert ratings.elo == {"a": 1200 + change, "b": 1200 - change}
+    ratings = entered(a=1600, b=1200)
+    ratings.rate([["a"], ["b"]], [1.0, 0.0])
+    assert ratings.elo["a"] == pytest.approx(1600 + 16 / 11)
+
+
+@given(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)), score=SCORE, data=st.data())
+def test_teams_are_rated_by_their_mean_and_move_together(sizes: tuple[int, int], score: float, data: Any) -> None:
+    """Each player of a team moves by the same, however many they are: one update for the match."""
+    teams = [[f"{side}{at}" for at in range(size)] for side, size in zip("ab", sizes, strict=True)]
+    ratings = entered(**{player: data.draw(RATING) for team in teams for player in team})
+    before = dict(ratings.elo)
+    means = [sum(before[player] for player in team) / len(team) for team in teams]
+    ratings.rate(teams, [score, 1 - score])
+    change = 16 * (score - 1 / (1 + math.pow(10, (means[1] - means[0]) / 400)))
+    for team, sign in zip(teams, (1, -1), strict=True):
+        for player in team:
+            assert ratings.elo[player] == pytest.approx(before[player] + sign * change)
+
+
+def test_who_is_entered_again_keeps_the_rating() -> None:
+    """And a new one starts like another, where it is said."""
+    ratings = entered(a=1300)
+    ratings.enter("a", elo=1000)
+    ratings.enter("b", like="a")
+    assert ratings.elo == {"a": 1300, "b": 1300}
+    ratings.leave("a")
+    ratings.leave("a")
+    assert ratings.elo == {"b": 1300}
+
+
+# ---------------------------------------------------------------- matches
+
+
+def two(rules: SelfPlay, own: float, other: float | None = None, place: int = 0, matches: int = 1) -> list[dict[str, Any]]:
+    """Matches of the symmetric game under one of its draws."""
+    number = draws(rules)[place].number
+    scores = {A0: own, A1: 1 - own if other is None else other}
+    return list(rules.results(results([(number, scores)] * matches)))
+
+
+def test_a_snapshot_starts_with_the_rating_of_the_learner() -> None:
+    """And is a player of its own from there on."""
+    rules = begun({"A": (0, 1)}, save_steps=10, swap_steps=10, play_against_latest_model_ratio=1.0)
+    two(rules, 1.0, matches=5)
+    rating = rules.ratings.elo["A"]
+    rules.weights("A", 2, 10)
+    assert rules.ratings.elo["A@2"] == rating > 1200
+    rules.ghosts("A", 10)
+    two(rules, 0.0, matches=3)
+    assert rules.ratings.elo["A"] < rating < rules.ratings.elo["A@2"]
+
+
+def test_a_latest_policy_that_is_no_snapshot_starts_with_the_rating_of_the_learner_too() -> None:
+    """It is resolved to a version when it is drawn."""
+    rules = begun({"A": (0, 1)}, save_steps=1000, swap_steps=10, play_against_latest_model_ratio=1.0)
+    two(rules, 1.0, matches=5)
+    rules.weights("A", 2, 10)
+    rules.ghosts("A", 10)
+    assert rules.playing == {("A", 2)}
+    assert rules.ratings.elo["A@2"] == rules.ratings.elo["A"]
+
+
+def test_all_start_with_initial_elo() -> None:
+    """Learners and their first snapshots."""
+    rules = begun({"A": (0,), "B": (1,)}, per_name={"B": {"initial_elo": 900.0}})
+    assert rules.ratings.elo == {"A": 1200.0, "A@1": 1200.0, "B": 900.0, "B@1": 900.0}
+
+
+@settings(max_examples=60)
+@given(scores=st.lists(SCORE, min_size=1, max_size=30))
+def test_a_match_is_one_update(scores: list[float]) -> None:
+    """Ratings after a batch of matches are those of the formula, one match after the other, and sum to what they did."""
+    rules = begun({"A": (0, 1)})
+    number = draws(rules)[0].number
+    lines = list(rules.results(results([(number, {A0: score, A1: 1 - score}) for score in scores])))
+    own = other = 1200.0
+    for score in scores:
+        change = 16 * (score - 1 / (1 + math.pow(10, (other - own) / 400)))
+        own, other = own + change, other - change
+    assert (rules.ratings.elo["A"], rules.ratings.elo["A@1"]) == (pytest.approx(own), pytest.approx(other))
+    assert rules.ratings.elo["A"] + rules.ratings.elo["A@1"] == pytest.approx(2400)
+    assert rules.ratings.matches == len(lines) == len(scores)
+    record = rules.sides["A"].records["A@1"]
+    assert (record.matches, record.points) == (len(scores), sum(scores))
+
+
+def test_five_of_a_team_move_once() -> None:
+    """Rows of a match are its seats: an uneven team of two names moves by one update, whatever it is made of."""
+    rules = begun({"K": (0,), "S": (0,), "O": (1,)})
+    number = draws(rules)[0].number
+    scores = {seat("K", 0): 1.0, seat("S", 0): 1.0, seat("O", 1): 0.0}
+    (line,) = rules.results(results([(number, scores)]))
+    assert line["players"] == {seat("K", 0): "K", seat("S", 0): "S", seat("O", 1): "O@1"}
+    assert rules.ratings.matches == 1
+    assert rules.ratings.elo["K"] == rules.ratings.elo["S"] == 1208
+    assert rules.ratings.elo["O@1"] == 1192
+
+
+def test_an_unknown_score_of_the_others_is_what_the_learner_leaves() -> None:
+    """Without match ids only the learning team's group says how it ended."""
+    one, other = begun({"A": (0, 1)}), begun({"A": (0, 1)})
+    for score in (1.0, 0.5, 0.0):
+        two(one, score)
+        (line,) = two(other, score, -1.0)
+        assert line["scores"] == {A0: score}
+    assert one.ratings.elo == other.ratings.elo
+
+
+def test_the_learner_of_a_draw_is_rated_as_the_learner_after_a_change_of_team_too() -> None:
+    """A match under way at a change ends under its old assignment."""
+    rules = begun({"A": (0,), "B": (1,)}, team_change=10)
+    number = draws(rules)[0].number
+    rules.weights("A", 2, 10)
+    assert rules.team == 1
+    (line,) = rules.results(results([(number, {A0: 1.0, B1: 0.0})]))
+    assert (line["team"], line["players"]) == (0, {A0: "A", B1: "B@1"})
+    assert rules.ratings.elo["A"] == 1208
+    assert rules.ratings.elo["B@1"] == 1192
+    assert rules.ratings.elo["B"] == 1200
+
+
+def test_matches_of_forgotten_draws_are_counted_and_rated_nowhere() -> None:
+    """Whatever is said of a draw that nobody knows changes no rating."""
+    rules = begun({"A": (0, 1)})
+    known = draws(rules)[0].number
+    before = dict(rules.ratings.elo)
+    assert not list(rules.results(results([(999, {A0: 1.0, A1: 0.0})] * 3)))
+    assert (rules.unknown, rules.ratings.elo, rules.ratings.matches) == (3, before, 0)
+    lines = list(rules.results(results([(999, {A0: 1.0, A1: 0.0}), (known, {A1: 1.0, A0: 0.0})])))
+    assert [line["match"] for line in lines] == [2]
+    assert (rules.unknown, rules.ratings.matches) == (4, 1)
+    assert rules.ratings.elo["A"] == 1192
+
+
+def test_a_simulator_that_plays_the_other_team_itself_is_rated_as_scripted() -> None:
+    """One seat in the match: its opponent is `scripted`, which has a rating of its own."""
+    rules = begun({"A": (0,)}, initial_elo=1000.0)
+    number = draws(rules)[0].number
+    lines = list(rules.results(results([(number, {A0: 1.0})] * 2)))
+    assert lines[0]["players"] == {A0: "A"}
+    second = 16 * (1 - 1 / (1 + math.pow(10, -16 / 400)))
+    assert rules.ratings.elo["A"] == pytest.approx(1008 + second)
+    assert rules.ratings.elo["scripted"] == pytest.approx(992 - second)
+    assert rules.ratings.matches == 2
+    assert rules.sides["A"].records["scripted"].matches == 2
+
+
+def test_an_opponent_from_elsewhere_is_rated_under_its_label() -> None:
+    """With `initial_elo`, not the learner's rating: it is no copy of it."""
+    rules = begun({"A": (0, 1)}, elsewhere={"A": [Elsewhere("old", 1e12)]}, save_steps=10)
+    (line,) = two(rules, 0.0)
+    assert line["players"] == {A0: "A", A1: "old"}
+    assert (rules.ratings.elo["A"], rules.ratings.elo["old"]) == (1192, 1208)
+
+
+def test_lines_of_the_match_table_are_plain() -> None:
+    """They say match, simulator, draw, team, players, scores and whether the simulator said so."""
+    rules = begun({"A": (0, 1)})
+    number = draws(rules)[1].number
+    found = results([(number, {A0: 0.5, A1: 0.5})], numbers=[17], simulators=[5])
+    (line,) = json.loads(json.dumps(list(rules.results(found))))
+    assert line == {
+        "match": 17,
+        "simulator": 5,
+        "draw": number,
+        "team": 0,
+        "players": {A0: "A", A1: "A@1"},
+        "scores": {A0: 0.5, A1: 0.5},
+        "explicit": True,
+    }
+
+
+def test_players_that_nobody_can_meet_any_more_are_struck_out() -> None:
+    """Ratings and records stay bounded however many snapshots there were."""
+    rules = begun({"A": (0, 1)}, save_steps=1, swap_steps=1, window=2, team_change=FAR)
+    for version in range(2, 1500):
+        rules.weights("A", version, version)
+        rules.ghosts("A", version)
+        two(rules, 0.5)
+    # learner, window, ghosts of the draws that are still known
+    assert len(rules.ratings.elo) <= 260
+    assert len(rules.sides["A"].records) <= 260
+    assert all(f"A@{version}" in rules.ratings.elo for version in rules.sides["A"].window)
+
+
+# ---------------------------------------------------------------- more than two teams
+
+STRENGTH = 0.65 / 0.35
+"""So many times stronger than the next: wins 65 % of their pairings."""
+
+
+def free_for_all(rules: SelfPlay, strengths: dict[str, float], matches: int, rng: random.Random) -> None:
+    """Matches by Luce's choice: the winner with chances as strengths, then the second; 1, 0.5 and 0."""
+    for at in range(matches):
+        drawn = draws(rules)[at % len(draws(rules))]
+        keys = {one: rng.expovariate(strength) for one, strength in strengths.items()}
+        ranked = sorted(keys, key=lambda one: keys[one])
+        scores = {ranked[0]: 1.0, ranked[1]: 0.5, ranked[2]: 0.0}
+        list(rules.results(results([(drawn.number, {one: scores[one] for one in (A0, B1, C2)})], numbers=[at + 1])))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_true_order_of_three_players_is_recovered_within_300_matches(seed: int) -> None:
+    """Each better one wins 65 % of its pairings; mu and sigma stay finite, and sigma falls."""
+    rng = random.Random(seed)
+    seats = rng.sample([A0, B1, C2], 3)
+    rules = begun({"A": (0,), "B": (1,), "C": (2,)}, seed=seed)
+    players = {A0: "A", B1: "B@1", C2: "C@1"}
+    before = {players[one]: rules.ratings.skills[players[one]] for one in seats}
+    free_for_all(rules, {one: STRENGTH**-at for at, one in enumerate(seats)}, 300, rng)
+    skills = {player: rules.ratings.skills[player] for player in players.values()}
+    assert sorted(skills, key=lambda player: -skills[player][0]) == [players[one] for one in seats]
+    assert all(math.isfinite(mu) and 0 < sigma < before[player][1] for player, (mu, sigma) in skills.items())
+    assert rules.ratings.matches == 300
+
+
+def test_sigma_falls_with_matches() -> None:
+    """The more is known of a player, the surer its rating."""
+    rng = random.Random(1)
+    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
+    sigmas = [rules.ratings.skills["A"][1]]
+    for _ in range(4):
+        free_for_all(rules, {A0: 1.0, B1: 1.0, C2: 1.0}, 10, rng)
+        sigmas.append(rules.ratings.skills["A"][1])
+    assert sigmas == sorted(sigmas, reverse=True)
+
+
+def test_a_snapshot_of_a_free_for_all_starts_with_mu_and_sigma_of_the_learner() -> None:
+    """As it does with its Elo rating where two teams meet."""
+    rules = begun({"A": (0,), "B": (1,), "C": (2,)}, save_steps=10)
+    free_for_all(rules, {A0: 5.0, B1: 1.0, C2: 1.0}, 20, random.Random(0))
+    rules.weights("A", 2, 10)
+    assert rules.ratings.skills["A@2"] == rules.ratings.skills["A"]
+
+
+def third(rules: SelfPlay, place: int, scores: dict[str, float]) -> None:
+    list(rules.results(results([(draws(rules)[place].number, scores)])))
+
+
+def test_the_win_rate_against_each_snapshot_is_that_against_its_team() -> None:
+    """Second of three: it has beaten the last and lost to the first."""
+    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
+    third(rules, 0, {A0: 0.5, B1: 1.0, C2: 0.0})
+    records = rules.sides["A"].records
+    assert (records["B@1"].points, records["C@1"].points) == (0.0, 1.0)
+
+
+def test_losers_of_a_free_for_all_have_drawn_with_each_other() -> None:
+    """Who lost as the third did is no weaker than it: only the winner has beaten the learner."""
+    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
+    third(rules, 0, {A0: 0.0, B1: 1.0, C2: 0.0})
+    records = rules.sides["A"].records
+    assert (records["B@1"].points, records["C@1"].points) == (0.0, 0.5)
+
+
+def test_a_snapshot_that_has_two_seats_is_rated_for_both() -> None:
+    """Its rating does not depend on which of its seats won: it won and it lost."""
+    skills = []
+    for scores in ({A0: 0.5, A1: 1.0, A2: 0.0}, {A0: 0.5, A1: 0.0, A2: 1.0}):
+        rules = begun({"A": (0, 1, 2)})
+        assert ghosts_by_place(rules)[0][1] == {A1: 1, A2: 1}
+        third(rules, 0, scores)
+        skills.append(rules.ratings.skills["A@1"])
+    assert skills[0] == pytest.approx(skills[1])

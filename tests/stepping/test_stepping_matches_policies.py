@@ -1,0 +1,172 @@
+"""Ghosts as networks: held once for all, given up when nobody plays them, each with its own shape and memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import CheckpointError
+from pipeline.messages.matches import Assignment, Draw
+from pipeline.messages.service import Permit, PolicyWeights
+from pipeline.messages.simulator import BehaviorReport, Decisions, Step
+from pipeline.networks.actor import Actor
+from pipeline.networks.settings import MemorySettings, NetworkSettings
+from pipeline.networks.weights import to_arrays
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.stepping.policies import CurrentPolicy, Policies
+from pipeline.stepping.stepper import Stepper
+
+SPEC = BehaviorSpec(
+    observations=(ObservationSpec(name="a", shape=(3,)),), actions=ActionSpec(continuous=2, discrete=(3,))
+)
+SMALL = NetworkSettings(hidden_units=8, deterministic=True)
+OTHER = NetworkSettings(hidden_units=24, num_layers=1)
+MEMORY = NetworkSettings(hidden_units=8, memory=MemorySettings(memory_size=6, sequence_length=4), deterministic=True)
+LONGER = NetworkSettings(hidden_units=12, memory=MemorySettings(memory_size=10, sequence_length=8))
+PREVIOUS = NetworkSettings(hidden_units=12, previous_action=True)
+
+
+def weights(number: int, network: NetworkSettings = SMALL, *, said: bool = False) -> PolicyWeights:
+    """Weights that no other number has; `said`: with their network."""
+    actor = Actor(SPEC, network, torch.Generator().manual_seed(100 + number))
+    told = network.model_dump_json() if said else ""
+    return PolicyWeights(behavior="Test", version=number, arrays=to_arrays(actor), network=told)
+
+
+def policies(network: NetworkSettings = SMALL) -> Policies:
+    return Policies({"Test": SimpleNamespace(network_settings=network)}, seed=1)
+
+
+def alone(number: int, network: NetworkSettings) -> CurrentPolicy:
+    """What these weights do by themselves, without chance."""
+    sure = network.model_copy(update={"deterministic": True})
+    policy = CurrentPolicy(SPEC, sure, torch.Generator().manual_seed(0))
+    policy.load(weights(number, network))
+    return policy
+
+
+def observed(rows: int, seed: int = 0) -> tuple[Any, ...]:
+    return (np.random.default_rng(seed).normal(size=(rows, 3)).astype(np.float32),)
+
+
+def test_a_ghost_is_held_once_and_does_not_change() -> None:
+    """Heard of again, it is the same object; newer weights of the learner are nothing to it."""
+    held = policies()
+    held.hold(SPEC, weights(2))
+    ghost = held.ghosts["Test", 2]
+    before = ghost.act(observed(4), None).continuous
+    held.hold(SPEC, weights(2))
+    held.learn(weights(5))
+    held.build("Test", SPEC)
+    assert held.ghosts == {("Test", 2): ghost}
+    np.testing.assert_array_equal(ghost.act(observed(4), None).continuous, before)
+    np.testing.assert_array_equal(alone(2, SMALL).act(observed(4), None).continuous, before)
+    assert not np.array_equal(held.current["Test"].act(observed(4), None).continuous, before)
+
+
+def test_a_ghost_that_nobody_plays_is_given_up_and_the_learner_stays() -> None:
+    held = policies()
+    held.learn(weights(5))
+    held.build("Test", SPEC)
+    for number in (1, 2, -3):
+        held.hold(SPEC, weights(number))
+    held.release({("Test", 2), ("Test", 9), ("Other", 1)})
+    assert set(held.ghosts) == {("Test", 2)}
+    assert set(held.current) == {"Test"}
+    held.release(set())
+    assert held.ghosts == {}
+
+
+def test_an_opponent_with_another_network_acts_by_its_own_and_with_the_chance_of_ours() -> None:
+    """Its settings come with it; whether actions are drawn by chance is said by the run."""
+    held = policies(SMALL)
+    held.hold(SPEC, weights(-1, OTHER, said=True))
+    chosen = held.ghosts["Test", -1].act(observed(5), None)
+    expected = alone(-1, OTHER).act(observed(5), None)
+    np.testing.assert_array_equal(chosen.continuous, expected.continuous)
+    np.testing.assert_array_equal(chosen.discrete, expected.discrete)
+
+
+def test_weights_that_do_not_fit_are_refused_and_not_held() -> None:
+    held = policies(SMALL)
+    with pytest.raises(CheckpointError):
+        held.hold(SPEC, weights(-1, OTHER))
+    assert held.ghosts == {}
+
+
+@pytest.mark.parametrize("learner", [MEMORY, SMALL, PREVIOUS], ids=["memory", "none", "previous action"])
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, lockstep: bool) -> None:
+    """The learner and ghosts with longer memory, none, and the previous action, in one wake-up and in turn in a slot.
+
+    Assembly is told what the learner's agents carried, in the learner's own width.
+    """
+    learner = learner.model_copy(update={"deterministic": True})
+    networks = {0: learner, 7: LONGER, -8: OTHER, 9: PREVIOUS}
+    held = policies(learner)
+    stepper = Stepper(held.current, lockstep=lockstep, self_play=["Test"], ghosts=held.ghosts)
+    held.learn(weights(5, learner))
+    held.build("Test", SPEC)
+    for number in (7, -8, 9):
+        held.hold(SPEC, weights(number, networks[number], said=True))
+    seats = [f"Test?team={team}" for team in range(4)]
+    stepper.connect(1, 0, dict.fromkeys(seats, SPEC))
+    stepper.permit("Test", Permit(serial=1, allowance=10**6))
+    rng, sequence = np.random.default_rng(3), 0
+    own = {number: alone(5 if number == 0 else number, network) for number, network in networks.items()}
+    for episode in range(4):
+        players = dict(zip(seats, np.roll([0, 7, -8, 9], episode).tolist(), strict=True))
+        team = next(at for at, number in enumerate(players.values()) if number == 0)
+        ghosts = {seat: number for seat, number in players.items() if number}
+        draw = Draw(number=episode + 1, team=team, ghosts=ghosts)
+        stepper.matches.assignment = Assignment(serial=episode + 1, draws=(draw,))
+        stepper.disconnect(episode + 1) if episode else None
+        if episode:
+            stepper.wake(0.0)
+            stepper.connect(episode + 2, 0, dict.fromkeys(seats, SPEC))
+            sequence = 0
+        memories: dict[tuple[str, int], Any] = {}
+        for _ in range(5):
+            seen = {seat: observed(3, int(rng.integers(2**31))) for seat in seats}
+            step = Step(sequence=sequence, reports=tuple(_report(seat, seen[seat]) for seat in seats))
+            sequence += 1
+            stepper.receive(episode + 2 if episode else 1, step, 0.0)
+            ((_, act, _, _),) = stepper.wake(0.0).acts
+            for actions in act.actions:
+                number = players[actions.behavior]
+                policy = own[number]
+                for row in range(3):
+                    memory = memories.setdefault((actions.behavior, row), np.zeros((1, policy.carried), np.float32))
+                    told = memory.copy() if policy.carried else None
+                    observations = (seen[actions.behavior][0][row : row + 1],)
+                    expected = policy.act(observations, None, memory if policy.carried else None)
+                    np.testing.assert_allclose(actions.continuous[row], expected.executed[0], atol=1e-5)
+                    np.testing.assert_array_equal(actions.discrete[row], expected.discrete[0])
+                    memories[actions.behavior, row, 0] = told
+            _check_told(stepper, memories, seats[team], own[0].carried)
+
+
+def _report(seat: str, seen: Any) -> BehaviorReport:
+    return BehaviorReport(
+        behavior=seat,
+        decisions=Decisions(agents=np.arange(3), observations=seen, rewards=np.zeros(3, np.float32)),
+    )
+
+
+def _check_told(stepper: Stepper, memories: dict[Any, Any], seat: str, width: int) -> None:
+    """The learner's three agents, and what they carried to their decision."""
+    part = stepper.take_steps()[-1]
+    assert part.acted is not None
+    assert len(part.acted.log_probs) == 3
+    assert part.acted.versions.tolist() == [5, 5, 5]
+    if not width:
+        assert part.acted.carried is None
+        return
+    assert part.acted.carried is not None
+    assert part.acted.carried.shape == (3, width)
+    expected = np.concatenate([memories[seat, row, 0] for row in range(3)])
+    np.testing.assert_allclose(part.acted.carried, expected, atol=1e-5)

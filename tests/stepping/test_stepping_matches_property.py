@@ -1,0 +1,160 @@
+"""Random scenes of self-play: no match ever meets two versions, and nothing is told of ghosts."""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matches_world import Kind, MatchScene, MatchSimulator, Seats, name_of, team_of
+
+LAYOUTS: dict[str, Seats] = {
+    "symmetric": ("A?team=0", "A?team=1"),
+    "three": ("A?team=0", "A?team=1", "A?team=2"),
+    "asymmetric": ("A?team=0", "B?team=1"),
+    "mixed": ("A?team=0", "A?team=1", "B?team=2"),
+}
+kinds = pytest.mark.parametrize("kind", [*get_args(Kind), None])
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+class Story:
+    """A random scene.
+
+    Args:
+        kind: of all simulators; each its own where None.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        seats: Seats,
+        kind: Kind | None,
+        *,
+        lockstep: bool = False,
+        releasing: bool = False,
+        carried: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.seats, self.kind, self.lockstep = seats, kind, lockstep
+        simulators = self.rng.randint(1, 4)
+        self.scene = MatchScene(
+            seats, lockstep=lockstep, expected=simulators, releasing=releasing, carried=carried
+        )
+        self.next = 0
+        for _ in range(simulators):
+            self.connect()
+        self.assign()
+
+    def connect(self) -> None:
+        sizes = {seat: self.rng.randint(1, 3) for seat in self.seats}
+        kind = self.kind or self.rng.choice(get_args(Kind))
+        rng = random.Random(self.rng.random())
+        simulator = MatchSimulator(self.next, rng, kind, sizes, contests=self.rng.randint(1, 3))
+        self.scene.connect(self.next, simulator)
+        self.next += 1
+
+    def assign(self) -> None:
+        team = team_of(self.rng.choice(self.seats))
+        self.scene.assign(self.scene.draws.assignment(team, self.rng.randint(1, 3)))
+
+    def go_on(self) -> None:
+        scene, rng = self.scene, self.rng
+        ready = scene.ready()
+        rng.shuffle(ready)
+        for key in ready:
+            if self.lockstep or rng.random() < 0.7:
+                scene.send(key)
+        if rng.random() < 0.2:
+            self.assign()
+        if not self.lockstep and scene.simulators and rng.random() < 0.04:
+            scene.disconnect(rng.choice(list(scene.simulators)))
+        if not self.lockstep and rng.random() < 0.04:
+            self.connect()
+        if rng.random() < 0.2:
+            for name, behavior in scene.stepper.behaviors.items():
+                scene.permit(name, behavior.produced + rng.choice([0, 3, 10**6]))
+        scene.wake()
+
+    def finish(self) -> None:
+        """Everything is let go on once more, and all books are compared."""
+        for name in self.scene.stepper.behaviors:
+            self.scene.permit(name, 10**9)
+        self.scene.wake()
+        self.scene.check_steps()
+        self.scene.check_results()
+
+
+@layouts
+@kinds
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
+def test_every_action_of_a_match_is_chosen_by_the_policies_of_its_one_draw(
+    layout: str, kind: Kind | None, seed: int, frames: int
+) -> None:
+    """And no match under way, whose team was learning when it began, loses a step or its result."""
+    story = Story(seed, LAYOUTS[layout], kind)
+    for _ in range(frames):
+        story.go_on()
+    story.finish()
+
+
+@layouts
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
+def test_it_holds_in_lockstep_too(layout: str, seed: int, frames: int) -> None:
+    story = Story(seed, LAYOUTS[layout], None, lockstep=True)
+    for _ in range(frames):
+        story.go_on()
+    story.finish()
+
+
+@layouts
+@kinds
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
+def test_each_agent_carries_its_own_memory_whatever_others_carry(
+    layout: str, kind: Kind | None, seed: int, frames: int
+) -> None:
+    """Policies that play at once carry 2 numbers, 3 and none; slots go from one to the other."""
+    story = Story(seed, LAYOUTS[layout], kind, carried=(2, 3, 0))
+    for _ in range(frames):
+        story.go_on()
+    story.finish()
+
+
+@layouts
+@kinds
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 30))
+def test_a_ghost_that_may_still_act_is_never_given_up(layout: str, kind: Kind | None, seed: int, frames: int) -> None:
+    """Ghosts that are not in use are given up at each assignment, and all go on as before."""
+    story = Story(seed, LAYOUTS[layout], kind, releasing=True)
+    for _ in range(frames):
+        story.go_on()
+    story.finish()
+
+
+def test_the_random_scenes_are_not_empty() -> None:
+    """Over some seeds, all that can happen does: ghosts from elsewhere, changes of team in a match, slots given on."""
+    elsewhere = changed = steps = ended = 0
+    for seed in range(20):
+        story = Story(seed, LAYOUTS["three"], None)
+        for _ in range(25):
+            story.go_on()
+        story.finish()
+        scene = story.scene
+        played = {number for name in scene.names for one in scene.lives(name) for number in one.players}
+        elsewhere += any(number < 0 for number in played)
+        last = scene.stepper.matches.assignment
+        assert last is not None
+        lives = [one for simulator in scene.everyone() for one in simulator.living if one.taken]
+        changed += sum(one.learns and one.contest.team != last.draws[0].team for one in lives)
+        steps += sum(scene.stepper.behaviors[name_of(seat)].produced for seat in story.seats)
+        ended += len(scene.told_matches())
+    assert elsewhere > 10
+    assert changed > 10
+    assert steps > 1000
+    assert ended > 100
