@@ -71,6 +71,7 @@ class Ghosts:
         assert isinstance(self.rules, SelfPlay)
         self._latest[weights.behavior] = weights
         self.rules.weights(weights.behavior, weights.version, weights.trained)
+        self._save()  # the next ones may come before the next state is written
 
     def stepped(self, teams: Mapping[str, tuple[int, ...]], ghosts: Mapping[str, int]) -> None:
         """A stepping service has named teams, and ghosts have played so many steps in all, by behavior name."""
@@ -94,12 +95,10 @@ class Ghosts:
 
     def keep(self) -> dict[str, Any]:
         """Brings the files up to date, except for the state, which it returns as plain JSON values."""
-        for name, number in self.rules.wanted:
-            if number > 0 and not self._snapshots.has(name, number):
-                self._snapshots.save(self._latest[name])
+        self._save()
         if self._lines:
             if self._written > _LONGEST:
-                self._matches.replace(self._matches.with_suffix(".old.jsonl"))
+                self._matches.replace(self._former)
             with self._matches.open("a") as file:
                 file.writelines(line + "\n" for line in self._lines)
                 self._written = file.tell()
@@ -110,9 +109,12 @@ class Ghosts:
         """Goes on from what `keep` gave: what is in the files beyond it comes again."""
         self.rules.restore(plain["rules"])
         self._written = plain["matches_bytes"]
-        if self._matches.exists() and self._matches.stat().st_size > self._written:
+        if _size(self._matches) < self._written <= _size(self._former):  # put aside after that state was written
+            self._former.replace(self._matches)
+        if _size(self._matches) > self._written:
             with self._matches.open("r+b") as file:
                 file.truncate(self._written)
+        self._written = _size(self._matches)
 
     def publish(self) -> None:
         """Publishes the weights that the assignment names, where they are not published yet."""
@@ -164,12 +166,27 @@ class Ghosts:
 
     # ---------------------------------------------------------------- inside
 
+    @property
+    def _former(self) -> Path:
+        """The table of matches before this one."""
+        return self._matches.with_suffix(".old.jsonl")
+
+    def _save(self) -> None:
+        """Writes the weights that are wanted and not on disk: always the latest of their behavior."""
+        for name, number in self.rules.wanted:
+            if number > 0 and not self._snapshots.has(name, number) and self._latest[name].version == number:
+                self._snapshots.save(self._latest[name])
+
     def _tidy(self) -> None:
         """Removes snapshots that nobody needs any more."""
         wanted = self.rules.wanted
         for name, side in self.rules.sides.items():
             if not side.settings.keep_all_snapshots:
                 self._snapshots.keep(name, {number for one, number in wanted if one == name})
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ fixed policies it meets, by name.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -69,9 +70,12 @@ class Ratings:
             return
         before = [[self._model.create_rating(list(self.skills[player])) for player in team] for team in teams]
         after: Any = self._model.rate(before, scores=[float(score) for score in scores])
+        moved: dict[str, list[tuple[float, float]]] = {}  # a policy may have several seats
         for team, ratings in zip(teams, after, strict=True):
             for player, rating in zip(team, ratings, strict=True):
-                self.skills[player] = rating.mu, rating.sigma
+                moved.setdefault(player, []).append((rating.mu, rating.sigma))
+        for player, found in moved.items():
+            self.skills[player] = statistics.mean(mu for mu, _ in found), statistics.mean(sigma for _, sigma in found)
 
     def _rate_two(self, team: Sequence[str], others: Sequence[str], score: float) -> None:
         change = self._k * (score - expected(self._mean(team), self._mean(others)))

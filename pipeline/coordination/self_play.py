@@ -45,6 +45,7 @@ class SelfPlay:
         assignment: who plays now; None before all is known.
         changes: of the learning team so far.
         unknown: matches of draws that are forgotten.
+        lost: matches without a result.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SelfPlay:
         self.assignment: Assignment | None = None
         self.changes = 0
         self.unknown = 0
+        self.lost = 0
         self._seed = seed
         self._places = places
         self._lockstep = lockstep
@@ -124,14 +126,14 @@ class SelfPlay:
         if version <= side.version:
             self._assign()
             return
-        gained = max(0, trained - side.trained)
+        gained = max(0, trained - side.trained) if side.version else 0  # what was trained before the books is no turn's
         side.version, side.trained = version, trained
         side.steps += gained
         if not side.window or side.steps - side.saved_at >= side.settings.save_steps:
             self._save(name, side)
         if self.team in side.teams:
             self._turn[name] = self._turn.get(name, 0) + gained
-            if self._turn[name] >= side.settings.team_change or side.done:
+            if self._turn[name] >= side.settings.team_change:
                 self._change_team()
         self._swap()
         self._assign()
@@ -155,6 +157,9 @@ class SelfPlay:
             rows = slice(at, at + seats)
             at += seats
             known = self._draws.get(drawn)
+            if not seats:
+                self.lost += 1
+                continue
             if known is None:
                 self.unknown += 1
                 continue
@@ -186,11 +191,15 @@ class SelfPlay:
         """The next team that is not done learns."""
         for _ in self._queue:
             self._queue.append(self._queue.pop(0))
-            if not all(self.sides[name].done for name in self.learning):
+            if not self._over():
                 break
         self.changes += 1
         self._turn.clear()
         self._drawn.clear()
+
+    def _over(self) -> bool:
+        """Whether all learners of the team have reached their end."""
+        return all(self.sides[name].done for name in self.learning)
 
     def _swap(self) -> bool:
         """Forgets the opponents of names whose ghosts have played long enough; returns whether there were any."""
@@ -208,6 +217,9 @@ class SelfPlay:
         present = {name: side for name, side in self.sides.items() if side.teams}
         if team is None or not present.keys() <= self._heard:
             return
+        if self._over() and not all(side.done for side in present.values()):
+            self._change_team()
+            team = self._queue[0]
         seats = [BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team]
         for seat in seats:
             if seat not in self._drawn:
@@ -280,6 +292,9 @@ class SelfPlay:
             teams.setdefault(team, []).append(player)
             if scores[seat] >= 0:
                 found.setdefault(team, []).append(scores[seat])
+        if drawn.team not in found:
+            self.lost += 1
+            return
         own = sum(found[drawn.team]) / len(found[drawn.team])
         if len(teams) == 1:
             self.ratings.enter(SCRIPTED, elo=self.sides[teams[drawn.team][0]].settings.initial_elo)
@@ -287,11 +302,11 @@ class SelfPlay:
         results = [sum(found[team]) / len(found[team]) if team in found else 1 - own for team in teams]
         self.ratings.rate(list(teams.values()), results)
         for learner in teams[drawn.team]:
-            for opponents in list(teams.values())[1:]:
+            for opponents, other in list(zip(teams.values(), results, strict=True))[1:]:
                 for opponent in opponents:
                     record = self.sides[learner].records.setdefault(opponent, Record())
                     record.matches += 1
-                    record.points += own
+                    record.points += own if len(teams) == 2 else 0.5 + 0.5 * ((own > other) - (own < other))
 
     # ---------------------------------------------------------------- on disk
 
@@ -309,6 +324,7 @@ class SelfPlay:
             "matches": self.ratings.matches,
             "changes": self.changes,
             "unknown": self.unknown,
+            "lost": self.lost,
             "queue": self._queue,
             "turn": self._turn,
             "drawn": {str(seat): drawn for seat, drawn in self._drawn.items()},
@@ -330,7 +346,8 @@ class SelfPlay:
         self.ratings.elo = dict(plain["elo"])
         self.ratings.skills = {player: (mu, sigma) for player, (mu, sigma) in plain["skills"].items()}
         self.ratings.matches = plain["matches"]
-        self.changes, self.unknown, self._numbers = plain["changes"], plain["unknown"], plain["numbers"]
+        self.changes, self.unknown, self.lost = plain["changes"], plain["unknown"], plain["lost"]
+        self._numbers = plain["numbers"]
         self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
         self._drawn = {BehaviorId.parse(seat): drawn for seat, drawn in plain["drawn"].items()}
         self._draws = {one["number"]: Draw(**one) for one in plain["draws"]}

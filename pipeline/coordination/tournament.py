@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pipeline.messages.matches import NOBODY, Assignment, Draw, Results
@@ -39,6 +39,7 @@ class Tournament:
         self._mirror = mirror
         self._teams: dict[str, set[int]] = {}
         self._lineups: dict[int, tuple[int, ...]] = {}  # by number of the draw, player of each team
+        self._given = 0  # numbers of draws
         self._quota = 0
         self._ended: dict[int, int] = {}  # number of a match: its draw
         self._whole = 0  # all matches up to this number have ended
@@ -64,15 +65,15 @@ class Tournament:
         """
         if not self._lineups:
             return False
-        counts = dict.fromkeys(self._lineups, 0)
-        for number in range(1, self._whole + 1):
-            counts[self._ended[number]] += 1
-        return min(counts.values()) >= self._quota
+        return min(self._counts(range(1, self._whole + 1)).values()) >= self._quota
 
-    @property
-    def played(self) -> tuple[int, int]:
-        """Matches that count, and those that are to."""
-        return min(self._whole, self._quota * len(self._lineups)), self._quota * len(self._lineups)
+    def _counts(self, numbers: Iterable[int]) -> dict[int, int]:
+        """How many of some matches that ended each line-up has; those of teams that were known before are none's."""
+        counts = dict.fromkeys(self._lineups, 0)
+        for number in numbers:
+            if (draw := self._ended[number]) in counts:
+                counts[draw] += 1
+        return counts
 
     def player(self, _name: str, number: int) -> str:
         """Label of a player."""
@@ -84,7 +85,7 @@ class Tournament:
         if known >= set(teams):
             return
         known |= set(teams)
-        if self._teams.keys() >= self.names:
+        if self._teams.keys() >= self.names and len(self._order()) > 1:
             self._begin()
 
     def ghosts(self, name: str, steps: int) -> None:
@@ -103,9 +104,12 @@ class Tournament:
             rows = slice(at, at + seats)
             at += seats
             names = [results.names[one] for one in results.who[rows].tolist()]
+            lineup, teams = self._lineups.get(draw), self._order()
+            if lineup is None or not names:
+                self._ended[number] = 0
+                yield {"match": number, "simulator": simulator, "draw": draw, "lost": True}
+                continue
             self._ended[number] = draw
-            lineup = self._lineups[draw]
-            teams = self._order()
             yield {
                 "match": number,
                 "simulator": simulator,
@@ -133,16 +137,15 @@ class Tournament:
                 lineups = [one for one in lineups if len(set(one)) > 1]
         else:
             lineups = list(itertools.permutations(range(count), len(teams)))
-        self._lineups = dict(enumerate(lineups, 1))
+        self._lineups = dict(enumerate(lineups, self._given + 1))
+        self._given += len(lineups)
         of_a_pair = sum({0, 1} <= set(one) for one in lineups) or 1
         self._quota = -(-self._matches // of_a_pair)
         self._assign(list(self._lineups))
 
     def _narrow(self) -> None:
         """Line-ups that have been played often enough begin no more matches."""
-        counts = dict.fromkeys(self._lineups, 0)
-        for draw in self._ended.values():
-            counts[draw] += 1
+        counts = self._counts(self._ended)
         left = [draw for draw, count in counts.items() if count < self._quota] or list(self._lineups)
         if self.assignment is not None and left != [one.number for one in self.assignment.draws]:
             self._assign(left)

@@ -54,7 +54,8 @@ class Results:
         numbers: [m] number of each match, unique within the source.
         draws: [m] number of its draw.
         simulators: [m] connection number of its simulator.
-        seats: [m] how many rows it has.
+        seats: [m] how many rows it has; 0 where there is no result: its simulator went away, or nobody of the team
+            that learns was in it.
         names: behavior ids; a later record of a source has those of an earlier one first.
         who: [r] which of `names`.
         scores: [r] 1 won, 0.5 drawn, 0 lost; -1 where only the score of the others is known.

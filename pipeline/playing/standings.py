@@ -90,9 +90,12 @@ def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     whole: list[Mapping[str, Any]] = []
     while len(whole) + 1 in by_number:
         whole.append(by_number[len(whole) + 1])
+    told = [line for line in whole if not line.get("lost")]
+    seats = max((len(line["players"]) for line in told), default=0)
     by_draw: dict[int, list[Mapping[str, Any]]] = {}
-    for line in whole:
-        by_draw.setdefault(line["draw"], []).append(line)
+    for line in told:
+        if len(line["players"]) == seats:  # else it was begun before all teams were known
+            by_draw.setdefault(line["draw"], []).append(line)
     quota = min(map(len, by_draw.values()), default=0)
     return [line for lines in by_draw.values() for line in lines[:quota]]
 

@@ -123,10 +123,11 @@ class Scramble:
     # ---------------------------------------------------------------- rules
 
     def _begin(self, areas: NDArray[np.int64]) -> None:
-        """Agents stand on a circle, as far from each other as can be, and face anywhere."""
+        """Agents stand around the middle, at even angles but not equally far from it, and face anywhere."""
         teams = len(self._ids)
         angles = self._random.uniform(0, 2 * np.pi, (areas.size, 1)) + 2 * np.pi * np.arange(teams) / teams
-        self._places[areas] = _ahead(angles) * (ARENA / 2)
+        radii = self._random.uniform(0.3 * ARENA, 0.7 * ARENA, angles.shape)
+        self._places[areas] = _ahead(angles) * radii[..., None]
         self._headings[areas] = self._random.uniform(-np.pi, np.pi, (areas.size, teams))
         self._velocities[areas] = 0
         self._pellets[areas] = self._somewhere(areas.size, self._pellets.shape[1])

@@ -32,8 +32,10 @@ SPEEDS: Final = np.array([3.2, 2.6])
 """Of chaser and runner, in metres per second."""
 SPRINT: Final = 1.5
 """By how much a sprint is faster."""
-TIRES: Final = 0.05
-"""Stamina that a step of a sprint costs; a step without one gives a quarter of it back."""
+RESTED: Final = 80
+"""Stamina of a rested runner; a step without a sprint gives 1 back."""
+TIRES: Final = 4
+"""Stamina that a step of a sprint costs."""
 GRIPS: Final = np.array([0.2, 0.5])
 """Share of the way from its velocity to the commanded one that a player covers in one step."""
 FULL_SPEED: Final = 1 / 3
@@ -60,11 +62,10 @@ class Tag:
     Actions: continuous, where to go along x and y, at full speed from a length of a third on; the runner's branch
     of 2 also sprints with 1, as long as it has stamina.
 
-    The chaser wins (outcome 1) when it comes within 0.8 m of the runner; the runner wins when 120 steps are over. Both is the
-    end of the game by its rules (terminated), and the next match starts in the same report. Rewards, the
-    runner's being the chaser's with the other sign: 1 for a win of the chaser, -1 for one of the runner, -0.5 / 120
-    per step, and `approach` for each metre that the two come nearer to each other, where this environment parameter is
-    given.
+    The chaser wins (outcome 1) when it comes within 0.8 m of the runner; the runner wins when 120 steps are over.
+    Either is the end by the rules (terminated), and the next match starts in the same report. The chaser's reward: 1
+    for its win, -1 for the runner's, -0.5 / 120 per step, and `approach` for each metre that the two come nearer to
+    each other, where this environment parameter is given. The runner's is the same with the other sign.
 
     Args:
         areas: squares side by side.
@@ -90,7 +91,7 @@ class Tag:
         self._approach = 0.0
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
         self._velocities: Float = np.zeros((areas, 2, 2))
-        self._stamina: Float = np.ones(areas)
+        self._stamina = np.full(areas, RESTED)
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
@@ -138,7 +139,7 @@ class Tag:
         radii = self._random.uniform(_RING, _START, (areas.size, 2))
         self._places[areas] = np.stack([np.cos(angles), np.sin(angles)], -1) * radii[..., None]
         self._velocities[areas] = 0
-        self._stamina[areas] = 1
+        self._stamina[areas] = RESTED
         self._ages[areas] = 0
         self._matches[areas] += self._areas.size  # a contest id is never used twice
 
@@ -149,7 +150,7 @@ class Tag:
         speeds = np.repeat(SPEEDS[None], self._areas.size, 0)
         sprints = (actions[self._ids[1]].discrete[:, 0] == 1) & (self._stamina >= TIRES)
         speeds[sprints, 1] *= SPRINT
-        self._stamina = np.clip(self._stamina + np.where(sprints, -TIRES, TIRES / 4), 0, 1)
+        self._stamina = np.minimum(self._stamina + np.where(sprints, -TIRES, 1), RESTED)
         self._velocities += GRIPS[:, None] * (wanted * speeds[..., None] - self._velocities)
         moved = self._places + STEP_S * self._velocities
         far = np.maximum(_length(moved), 1e-6)[..., None]
@@ -172,7 +173,7 @@ class Tag:
         limit, ring = _LIMIT / HALF, _RING / HALF
         own = place[:, 1]
         free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], _length(own) - ring]
-        around = np.stack([*free, self._stamina[areas]], -1).astype(np.float32)
+        around = np.stack([*free, self._stamina[areas] / RESTED], -1).astype(np.float32)
         return (view[:, 0],), (view[:, 1], around)
 
     def _reports(self, gain: Float, ends: tuple[Ends | None, Ends | None]) -> tuple[BehaviorReport, ...]:

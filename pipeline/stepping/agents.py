@@ -16,7 +16,7 @@ Slots = NDArray[np.int32]
 
 _FIRST_SLOTS: Final = 16
 _LIVES: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
-_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "match_ids")
+_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "alone", "match_ids")
 
 
 class SlotTable:
@@ -26,11 +26,12 @@ class SlotTable:
         limit: most agents alive at once.
 
     Attributes:
-        ghosted: the behavior is under self-play; else all learn, and the last five columns say nothing.
+        ghosted: the behavior is under self-play; else all learn, and the columns after it say nothing.
         learning: [slots] its team learns in the match; the others are ghosts.
         ghosts: [slots] what acts for it: a version, or an opponent from elsewhere; 0 for the latest weights.
         draws: [slots] number of the draw it plays under.
-        matches: [slots] number of the match it shares with others; 0 where it is one by itself.
+        matches: [slots] number of its match; 0 where it is one by itself that will not be told of.
+        alone: [slots] it is a match by itself.
         match_ids: [slots] what its simulator calls the match.
     """
 
@@ -48,6 +49,7 @@ class SlotTable:
         self.ghosts: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.draws: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.matches: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.alone: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
         self.match_ids: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self._lives = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))

@@ -89,6 +89,7 @@ class Connection:
 
     Attributes:
         number: orders the simulators; the supervisor's number where there is one.
+        key: unique: a simulator that comes back has another.
         sorts: decisions are put in the order of their agents (lockstep).
         seats: by behavior id text.
         pending: by behavior name, actions whose outcome has not come; those of ghosts are not among them.
@@ -99,6 +100,7 @@ class Connection:
     """
 
     number: int
+    key: int = 0
     sorts: bool = False
     seats: dict[str, Seat] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class Match:
     """One that is under way.
 
     Attributes:
-        number: unique within the source.
+        number: unique within the source; below 0 where nothing will be told of it: a group of ghosts.
         key: what its agents have in common: a match id or a group id of their simulator.
         draw: it is played under.
         live: agents in it.
@@ -114,7 +114,8 @@ class Matches:
         self._seats: dict[BehaviorId, int] = {}
         self._sheets: dict[str, Sheet] = {}
         self._open: dict[int, Match] = {}
-        self._by_key: dict[int, dict[tuple[Kind, int], Match]] = {}  # by number of the simulator
+        self._untold = 0
+        self._by_key: dict[int, dict[tuple[Kind, int], Match]] = {}  # by key of the connection
         self._begun: dict[int, int] = {}  # likewise, matches of those that say which agents form one
 
     @property
@@ -124,8 +125,8 @@ class Matches:
 
     @property
     def under_way(self) -> int:
-        """Matches of groups and of simulators that say which agents form one."""
-        return len(self._open)
+        """Matches of groups, and of simulators that say which agents form one, that will be told of."""
+        return sum(number > 0 for number in self._open)
 
     def covers(self, connection: Connection) -> bool:
         """Whether it is known who plays each seat of a simulator."""
@@ -134,12 +135,12 @@ class Matches:
             return True
         if self.assignment is None:
             return False
-        draw = self.assignment.draws[0]
-        return all(seat.team == draw.team or str(seat) in draw.ghosts for seat in seats)
+        return all(_covers(self.assignment.draws[0], seat) for seat in seats)
 
     def in_use(self, behaviors: Mapping[str, Behavior]) -> set[tuple[str, int]]:
         """Ghosts, by behavior name and number, that play now or may play next."""
-        found = {(_name(seat), ghost) for draw in self._draws() for seat, ghost in draw.ghosts.items()}
+        draws = [*self._draws(), *(match.draw for match in self._open.values())]  # others may join a match under way
+        found = {(_name(seat), ghost) for draw in draws for seat, ghost in draw.ghosts.items()}
         for name in self.names & behaviors.keys():
             table = behaviors[name].table
             playing = np.unique(table.ghosts[table.live & ~table.learning])
@@ -148,42 +149,50 @@ class Matches:
 
     # ---------------------------------------------------------------- matches end and begin
 
-    def check(self, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> None:
-        """Refuses agents that go on to another match without an end.
+    def check(self, connection: Connection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> None:
+        """Refuses agents that go on to another match without an end, and seats that are new in one under way.
 
         Raises:
-            RemoteProtocolError: one does.
+            RemoteProtocolError: there is one.
         """
         for arrival in arrivals:
-            if arrival.decisions is None or arrival.decisions.matches is None:
+            decisions, seat = arrival.decisions, arrival.seat.id
+            if decisions is None or seat.name not in self.names:
                 continue
-            table = behaviors[arrival.seat.id.name].table
-            going_on = (arrival.slots >= 0) & ~np.isin(arrival.slots, arrival.vacated)
-            moved = going_on & (table.match_ids[arrival.slots] != arrival.decisions.matches)
-            if table.ghosted and np.count_nonzero(moved):
-                row = int(np.flatnonzero(moved)[0])
-                raise RemoteProtocolError(
-                    "match",
-                    got=f"match {arrival.decisions.matches[row]} of agent {arrival.decisions.agents[row]} of "
-                    f"{arrival.behavior}, which was in match {table.match_ids[arrival.slots[row]]}",
-                    expected="one match from an agent's first decision to its end",
-                    remedy="report the agent's end, and then its first decision in the next match",
-                )
+            ids, known = _named(decisions)
+            table = behaviors[seat.name].table
+            here = (arrival.slots >= 0) & ~np.isin(arrival.slots, arrival.vacated)
+            moved = here & (table.match_ids[arrival.slots] != ids) if known is not None else ~here & False
+            if np.count_nonzero(moved):
+                raise _refused(arrival, decisions, int(np.flatnonzero(moved)[0]), known, "an agent that was in another")
+            if known is None or here.all():
+                continue
+            for one, rows in _by_value(ids[~here]):
+                match = self._by_key.get(connection.key, {}).get((known, one))
+                if match is not None and not _covers(match.draw, seat):
+                    row = int(np.flatnonzero(~here)[rows[0]])
+                    raise _refused(arrival, decisions, row, known, "a seat that it did not begin with")
 
-    def end(self, connection: Connection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> None:
-        """Agents of a simulator have ended; before their slots are given on."""
+    def end(self, connection: Connection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> set[str]:
+        """Agents of a simulator have ended; before their slots are given on.
+
+        Returns:
+            Behavior names that have results for it.
+        """
+        told: set[str] = set()
         closing: list[Match] = []
         for arrival in arrivals:
             if arrival.ends is None or arrival.seat.id.name not in self.names:
                 continue
             table, slots = behaviors[arrival.seat.id.name].table, arrival.vacated
             numbers = table.matches[slots]
-            alone = np.flatnonzero((numbers == 0) & self._tells(connection, arrival.seat.id, table, slots))
+            alone = np.flatnonzero(table.alone[slots] & (numbers > 0))
             if alone.size:
-                self._end_alone(connection, arrival.seat.id, _outcomes(arrival.ends, alone), table.draws[slots[alone]])
-            closing += self._end_shared(arrival.seat.id, arrival.ends, numbers)
-        for match in closing:
-            self._close(connection, match)
+                told.add(arrival.seat.id.name)
+                heads = np.stack([numbers[alone], table.draws[slots[alone]]], 1)
+                self._end_alone(connection, arrival.seat.id, _outcomes(arrival.ends, alone), heads)
+            closing += self._end_shared(arrival.seat.id, arrival.ends, np.where(table.alone[slots], 0, numbers))
+        return told.union(*(self._close(connection, match) for match in closing))
 
     def begin(
         self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots, decisions: Decisions, rows: Any
@@ -202,30 +211,33 @@ class Matches:
             return
         table.ghosted = True
         table.matches[slots] = 0
-        kind: Kind = "group"
-        if decisions.matches is not None:
-            kind, ids = "match", decisions.matches[rows]
-            table.match_ids[slots] = ids
-        elif decisions.groups is not None:
-            ids = decisions.groups[rows]
-        else:
-            ids = np.zeros(len(slots), np.int64)
-        alone = slots[ids == 0] if kind == "group" else slots[:0]
-        if alone.size:
-            _seat(table, alone, seat, self._next_draw(connection.number))
-        together = np.flatnonzero(ids != 0) if alone.size else np.arange(len(slots))
+        every, kind = _named(decisions)
+        ids = every[rows]
+        table.match_ids[slots] = ids
+        together = np.arange(len(slots)) if kind == "match" else np.flatnonzero(ids)
+        table.alone[slots] = False
+        if len(together) < len(slots):
+            self._begin_alone(connection, seat, table, slots[ids == 0])
+        if kind is None:
+            return
         for one, those in _by_value(ids[together]):
-            match = self._find(connection.number, (kind, one))
+            match = self._find(connection, seat, (kind, one))
             match.live += len(those)
             table.matches[slots[together[those]]] = match.number
             _seat(table, slots[together[those]], seat, match.draw)
 
-    def lose(self, number: int) -> None:
-        """A simulator went away, and its matches with it."""
-        for match in self._by_key.pop(number, {}).values():
-            del self._open[match.number]
-            self.lost += 1
-        self._begun.pop(number, None)
+    def lose(self, connection: Connection, behaviors: Mapping[str, Behavior]) -> set[str]:
+        """A simulator went away, and its matches with it; before its slots are given on. Returns as `end`."""
+        matches = [one for one in self._by_key.pop(connection.key, {}).values() if self._open.pop(one.number)]
+        heads = [[one.number, one.draw.number] for one in matches if one.number > 0]
+        for seat in connection.seats.values():
+            if seat.id.name in self.names:
+                table, slots = behaviors[seat.id.name].table, seat.roster.slots
+                alone = slots[table.alone[slots] & (table.matches[slots] > 0)]
+                heads += np.stack([table.matches[alone], table.draws[alone]], 1).tolist()
+        self._begun.pop(connection.key, None)
+        self.lost += len(heads)
+        return self._void(connection, heads)
 
     def take(self, name: str) -> Results | None:
         """Results of matches of a behavior name's learning agents since this was last called."""
@@ -241,41 +253,58 @@ class Matches:
         draws = self._draws()
         return draws[(simulator + begun) % len(draws)]
 
-    def _find(self, simulator: int, key: tuple[Kind, int]) -> Match:
-        """The match of some agents, or a new one."""
-        known = self._by_key.setdefault(simulator, {})
-        match = known.get(key)
-        if match is None:
-            begun = self._begun.get(simulator, 0)
-            if key[0] == "match":
-                self._begun[simulator] = begun + 1
+    def _find(self, connection: Connection, seat: BehaviorId, key: tuple[Kind, int]) -> Match:
+        """The match of some agents of a seat, or a new one."""
+        known = self._by_key.setdefault(connection.key, {})
+        if key in known:
+            return known[key]
+        begun = self._begun.get(connection.key, 0)
+        if key[0] == "match":
+            self._begun[connection.key] = begun + 1
+        draw = self._next_draw(connection.number, begun)
+        if key[0] == "match" or seat.team == self._reporting(connection, draw):
             self._numbers += 1
-            match = known[key] = Match(self._numbers, key, self._next_draw(simulator, begun))
-            self._open[match.number] = match
+            number = self._numbers
+        else:
+            self._untold -= 1
+            number = self._untold
+        match = known[key] = self._open[number] = Match(number, key, draw)
         return match
 
-    def _tells(self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots) -> NDArray[np.bool_]:
-        """[n] Whose matches are told of: those of the team that learns, or where none does, of the first."""
-        team = self._draws()[0].team
-        if team != NOBODY:
-            return table.learning[slots]
-        return np.full(len(slots), seat.team == self._first_team(connection))
-
-    def _first_team(self, connection: Connection) -> int:
+    def _reporting(self, connection: Connection, draw: Draw) -> int:
+        """The team whose groups and single agents are matches: that which learns, or where none does, the first."""
+        if draw.team != NOBODY:
+            return draw.team
         return min(seat.id.team for seat in connection.seats.values() if seat.id.name in self.names)
 
-    def _end_alone(self, connection: Connection, seat: BehaviorId, found: Outcome, draws: Ids) -> None:
-        """Learning agents without a group have ended: a match for each."""
+    def _void(self, connection: Connection, heads: list[list[int]]) -> set[str]:
+        """Tells of matches without a result, number and draw of each; returns the name they are told with."""
+        seats = [seat.id.name for seat in connection.seats.values() if seat.id.name in self.names]
+        if not heads or not seats:
+            return set()
+        table = [[number, draw, connection.number, 0] for number, draw in heads]
+        self._sheets.setdefault(seats[0], Sheet()).add(np.array(table, np.int64), np.empty((0, 4)))
+        return {seats[0]}
+
+    def _begin_alone(self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots) -> None:
+        """Agents that are matches by themselves, if their team's are told of."""
+        draw = self._next_draw(connection.number)
+        _seat(table, slots, seat, draw)
+        table.alone[slots] = True
+        if seat.team == self._reporting(connection, draw):
+            table.matches[slots] = np.arange(self._numbers + 1, self._numbers + 1 + len(slots))
+            self._numbers += len(slots)
+
+    def _end_alone(self, connection: Connection, seat: BehaviorId, found: Outcome, heads: NDArray[np.int64]) -> None:
+        """Agents that are matches by themselves have ended; `heads` [n, 2] are number and draw of each."""
         others = [(UNKNOWN, 0.0, 0.0)] * len(self._others(connection, seat.team))
-        n, seats = len(draws), 1 + len(others)
+        n, seats = len(heads), 1 + len(others)
         matches = np.empty((n, 4), np.int64)
-        matches[:, 0] = np.arange(self._numbers + 1, self._numbers + 1 + n)
-        matches[:, 1], matches[:, 2], matches[:, 3] = draws, connection.number, seats
+        matches[:, :2], matches[:, 2], matches[:, 3] = heads, connection.number, seats
         rows = np.empty((n, seats, 4))
         rows[:, :, 0] = self._numbers_of([seat, *self._others(connection, seat.team)])
         rows[:, 0, 1:] = np.stack(found, 1)
         rows[:, 1:, 1:] = np.array(others).reshape(-1, 3)
-        self._numbers += n
         self._keep(seat.name, matches, rows.reshape(-1, 4))
 
     def _end_shared(self, seat: BehaviorId, ends: Ends, numbers: Ids) -> list[Match]:
@@ -290,21 +319,20 @@ class Matches:
                 over.append(match)
         return over
 
-    def _close(self, connection: Connection, match: Match) -> None:
-        """Nobody is left in a match."""
+    def _close(self, connection: Connection, match: Match) -> set[str]:
+        """Nobody is left in a match; returns the behavior name that its result is told with, if it is."""
         del self._open[match.number]
-        del self._by_key[connection.number][match.key]
-        team, found = match.draw.team, match.found
-        if team == NOBODY:
-            team = self._first_team(connection)
-        learning = next((seat for seat in found if seat.team == team), None)
-        if learning is None:
-            return
+        del self._by_key[connection.key][match.key]
+        team, found = self._reporting(connection, match.draw), match.found
+        reporting = next((seat for seat in found if seat.team == team), None)
+        if reporting is None:  # a group of ghosts, or a match without the team that learns
+            return self._void(connection, [[match.number, match.draw.number]] if match.number > 0 else [])
         if match.key[0] == "group":  # the other teams have groups of their own
             found = found | dict.fromkeys(self._others(connection, team), Outcome(UNKNOWN, 0.0, 0.0))
         head = [[match.number, match.draw.number, connection.number, len(found)]]
         rows = [[number, *one] for number, one in zip(self._numbers_of(found), found.values(), strict=True)]
-        self._keep(learning.name, np.array(head, np.int64), np.array(rows))
+        self._keep(reporting.name, np.array(head, np.int64), np.array(rows))
+        return {reporting.name}
 
     def _keep(self, name: str, matches: NDArray[np.int64], rows: Columns) -> None:
         self._sheets.setdefault(name, Sheet()).add(matches, rows)
@@ -325,6 +353,29 @@ def _seat(table: SlotTable, slots: Slots, seat: BehaviorId, draw: Draw) -> None:
     table.draws[slots] = draw.number
     table.learning[slots] = learning
     table.ghosts[slots] = 0 if learning else draw.ghosts[str(seat)]
+
+
+def _covers(draw: Draw, seat: BehaviorId) -> bool:
+    return seat.team == draw.team or str(seat) in draw.ghosts
+
+
+def _named(decisions: Decisions) -> tuple[Ids, Kind | None]:
+    """[n] What says which match each agent is in, and what kind of id that is; zeros and None where nothing says it."""
+    if decisions.matches is not None:
+        return decisions.matches, "match"
+    if decisions.groups is not None:
+        return decisions.groups, "group"
+    return np.zeros(len(decisions.agents), np.int64), None
+
+
+def _refused(arrival: Arrival, decisions: Decisions, row: int, kind: Kind | None, who: str) -> RemoteProtocolError:
+    ids, _ = _named(decisions)
+    return RemoteProtocolError(
+        "match",
+        got=f"agent {decisions.agents[row]} of {arrival.behavior} in {kind} {ids[row]}: {who}",
+        expected="one match from an agent's first decision to its end, and no seat in it that is new since its start",
+        remedy="report the agent's end, and its first decision in the next match; name all behaviors in Hello",
+    )
 
 
 def _by_value(ids: Ids) -> Iterator[tuple[int, NDArray[np.intp]]]:

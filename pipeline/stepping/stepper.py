@@ -107,7 +107,7 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts what is known.
         """
-        connection = Connection(number=number, sorts=self._lockstep)
+        connection = Connection(number=number, key=key, sorts=self._lockstep)
         self._enroll(connection, specs)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
         if former is not None:
@@ -134,7 +134,7 @@ class Stepper:
         """
         connection = self.connections[key]
         arrivals = connection.arrive(step)
-        self.matches.check(arrivals, self.behaviors)
+        self.matches.check(connection, arrivals, self.behaviors)
         new: dict[str, int] = {}
         for arrival in arrivals:
             if arrival.unknown:
@@ -262,7 +262,8 @@ class Stepper:
             frame.withheld_at = now
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
-            self.matches.end(connection, frame.arrivals, self.behaviors)
+            for name in sorted(self.matches.end(connection, frame.arrivals, self.behaviors)):
+                self._tick(name)  # takes the results along
             for arrival in frame.arrivals:
                 name = arrival.seat.id.name
                 behavior = self.behaviors[name]
@@ -373,6 +374,8 @@ class Stepper:
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count
+        for name in sorted(self.matches.lose(connection, self.behaviors)):
+            self._tick(name)  # takes what there is to tell of its matches along
         for seat in connection.seats.values():
             slots = seat.roster.slots
             if slots.size:
@@ -381,7 +384,6 @@ class Stepper:
                 behavior.table.give_back(slots)
                 if learning.size:
                     self._told.add(seat.id.name, Tick(self._number, lost=[learning]), behavior.produced)
-        self.matches.lose(connection.number)
 
     def _produced(self, name: str, behavior: Behavior) -> Produced:
         frames = [c.frame for c in self.connections.values() if c.frame is not None]

@@ -45,8 +45,8 @@ def test_past_opponents_are_drawn_uniformly_and_separately_for_each_place(seed: 
     found = crossings(with_window(5, play_against_latest_model_ratio=0.0, seed=seed, places=3), 800)
     for place in range(3):
         assert chisquare([Counter(one[place] for one in found)[version] for version in range(1, 6)]).pvalue > RARE
-    pairs = list(itertools.product(range(1, 6), repeat=2))
-    together = Counter(one[:2] for one in found)
+    pairs = [(one, other) for one in range(1, 6) for other in range(1, 6)]
+    together = Counter((one[0], one[1]) for one in found)
     assert chisquare([together[pair] for pair in pairs]).pvalue > RARE
     following = Counter((one[0], other[0]) for one, other in itertools.pairwise(found))
     assert chisquare([following[pair] for pair in pairs]).pvalue > RARE
@@ -66,7 +66,9 @@ def test_the_latest_policy_is_drawn_with_its_ratio(ratio: float) -> None:
 
 def play(rules: SelfPlay, score: dict[int, float]) -> None:
     """One match under each draw."""
-    found = [(one.number, {LEARNER: score[one.ghosts[GHOST]], GHOST: 1 - score[one.ghosts[GHOST]]}) for one in draws(rules)]
+    found = [
+        (one.number, {LEARNER: score[one.ghosts[GHOST]], GHOST: 1 - score[one.ghosts[GHOST]]}) for one in draws(rules)
+    ]
     assert len(list(rules.results(results(found)))) == len(found)
 
 
@@ -106,7 +108,9 @@ def test_opponents_from_elsewhere_are_drawn_by_their_weights() -> None:
     strangers = {"A": [Elsewhere("old", 2.0), Elsewhere("bot", 1.0)]}
     drawn = Counter(itertools.chain(*crossings(with_window(3, elsewhere=strangers), 400)))
     own = sum(count for number, count in drawn.items() if number > 0)
-    assert chisquare([own, drawn[-1], drawn[-2]], [drawn.total() / 4, drawn.total() / 2, drawn.total() / 4]).pvalue > RARE
+    assert (
+        chisquare([own, drawn[-1], drawn[-2]], [drawn.total() / 4, drawn.total() / 2, drawn.total() / 4]).pvalue > RARE
+    )
 
 
 def test_without_opponents_from_elsewhere_none_is_drawn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,4 +32,4 @@ def test_a_run_without_books_begins_with_new_ones(tmp_path: Path) -> None:
     coordination.restore()
     coordination.save()
     coordination.restore()
-    assert (tmp_path / STATE_FILE).read_text() == "{}"
+    assert json.loads((tmp_path / STATE_FILE).read_text()) == {"behaviors": {}, "self_play": None}

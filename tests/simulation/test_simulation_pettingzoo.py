@@ -298,6 +298,33 @@ def test_tictactoe_is_played_by_its_rules() -> None:
     assert {-1.0, 1.0} <= set(results)
 
 
+def test_connect_four_is_two_teams_of_one_name_that_play_for_an_outcome() -> None:
+    """Full columns are forbidden, both sides end in one Step, and the last reward is told as 1, 0.5 or 0."""
+    game = make_pettingzoo("pettingzoo.classic.connect_four_v3", 4, behavior="ConnectFour", teams="each", outcomes=True)
+    assert list(game.behaviors()) == ["ConnectFour?team=0", "ConnectFour?team=1"]
+    assert len(set(map(repr, game.behaviors().values()))) == 1
+    random, over = np.random.default_rng(0), dict[int, list[float]]()
+    reports = game.reset({}, 0)
+    for _ in range(150):
+        for _, _, row in rows(reports, "decisions"):
+            full = row["seen"].reshape(6, 7, 2)[0].any(axis=1)
+            np.testing.assert_array_equal(row["masks"], full)
+            assert row["matches"] not in over, "the next contest is another match"
+        reports = game.step(random_actions(game, reports, random))
+        ended: dict[int, list[float]] = {}
+        for report in reports:
+            if report.ends is not None:
+                np.testing.assert_array_equal(report.ends.outcomes, 0.5 + report.ends.rewards / 2)
+                assert not report.ends.interrupted.any()
+                for match, outcome in zip(report.ends.matches.tolist(), report.ends.outcomes.tolist(), strict=True):
+                    ended.setdefault(match, []).append(outcome)
+        assert not over.keys() & ended.keys()
+        over |= ended
+    assert len(over) > 10
+    assert all(len(pair) == 2 and sum(pair) == 1 for pair in over.values())
+    assert {1.0, 0.0} <= {pair[0] for pair in over.values()}, "either side wins at times"
+
+
 def test_the_turn_based_form_of_a_parallel_game_gives_the_same_first_observations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,6 +359,7 @@ def test_the_turn_based_form_of_a_parallel_game_gives_the_same_first_observation
         {"env_id": "shrinking_v0", "behaviors": "many"},
         {"env_id": "shrinking_v0", "shared_reward": True},
         {"env_id": "relay_v0", "groups": True, "shared_reward": True},
+        {"env_id": "relay_v0", "outcomes": True},
     ],
     ids=str,
 )

@@ -15,8 +15,8 @@ from pipeline.messages.matches import Assignment, Draw, Results
 from pipeline.messages.service import BehaviorSteps, Permit
 from pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
 from pipeline.specs import BehaviorId
-from pipeline.stepping.steps import Chosen
 from pipeline.stepping.stepper import Stepper, Wake
+from pipeline.stepping.steps import Chosen
 
 Kind = Literal["ids", "groups", "singles"]
 Seats = tuple[str, ...]
@@ -161,6 +161,10 @@ class MatchSimulator:
         self.several = contests
         self._numbers = number * 100_000
 
+    def numbers_from(self, former: MatchSimulator) -> None:
+        """What agents see goes on to be numbered where a former connection stopped."""
+        self._numbers = former._numbers
+
     # ---------------------------------------------------------------- the conversation
 
     def frame(self) -> Step:
@@ -218,10 +222,10 @@ class MatchSimulator:
         ending = []
         for contest in self.contests:
             here = [one for one in self.living if one.contest is contest]
-            if self.rng.random() < 0.2:
+            if self.rng.random() < 0.15:
                 ending += here
             else:
-                ending += [one for one in here if self.rng.random() < 0.1]
+                ending += [one for one in here if self.rng.random() < 0.15]
         self.rng.shuffle(ending)
         return ending
 
@@ -233,8 +237,10 @@ class MatchSimulator:
     def _begin(self) -> None:
         if self.kind != "singles":
             for contest in list(self.contests):  # somebody comes later
-                if self.rng.random() < 0.15:
-                    self._join(contest, self.rng.choice(contest.seats))
+                if self.rng.random() < 0.2:
+                    present = {one.seat for one in self.living if one.contest is contest}
+                    empty = [seat for seat in contest.seats if seat not in present]
+                    self._join(contest, self.rng.choice(empty or contest.seats))
         for place in range(self.several):
             if self.sequence and self.rng.random() < 0.3:
                 continue
@@ -402,6 +408,13 @@ class MatchScene:
         self.stepper.disconnect(key)
         self.gone.append(self.simulators.pop(key))
 
+    def come_back(self, former: int, key: int, simulator: MatchSimulator) -> None:
+        """A new connection takes the place of one whose link was not heard to be closed; numbers stay its own."""
+        old = self.simulators.pop(former)
+        self.gone.append(old)
+        simulator.numbers_from(old)
+        self.connect(key, simulator)
+
     def permit(self, name: str, allowance: int, assignment: int = 0) -> None:
         self._serial += 1
         self.stepper.permit(name, Permit(serial=self._serial, allowance=allowance, assignment=assignment))
@@ -507,7 +520,8 @@ class MatchScene:
                     )
                     for row in range(at, at + seats)
                 ]
-                told.append((draw, simulator, tuple(sorted(rows))))
+                if seats:  # else there was none: its simulator went away, or its learning team had nobody in it
+                    told.append((draw, simulator, tuple(sorted(rows))))
                 at += seats
             assert at == len(results.who)
         assert len(set(numbers)) == len(numbers)

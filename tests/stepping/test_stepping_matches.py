@@ -44,13 +44,16 @@ class Hand:
     """
 
     def __init__(
-        self, *draws: Draw, names: Sequence[str] = ("A",), seats: Seats = PAIR, lockstep: bool = False, expected: int = 1
+        self,
+        *draws: Draw,
+        names: Sequence[str] = ("A",),
+        seats: Seats = PAIR,
+        lockstep: bool = False,
+        expected: int = 1,
     ) -> None:
         self.latest = {name: TaggedPolicy(LATEST) for name in ("A", "B")}
         self.ghosts: dict[tuple[str, int], TaggedPolicy] = {}
-        self.stepper = Stepper(
-            self.latest, self_play=names, ghosts=self.ghosts, lockstep=lockstep, expected=expected
-        )
+        self.stepper = Stepper(self.latest, self_play=names, ghosts=self.ghosts, lockstep=lockstep, expected=expected)
         self.parts: list[BehaviorSteps] = []
         self.matches: list[Results] = []
         self._sequences: dict[int, int] = {}
@@ -156,7 +159,8 @@ class Hand:
                     )
                     for row in range(at, at + int(seats))
                 ]
-                out.append((int(draw), int(simulator), sorted(rows)))
+                if rows:  # else there was no result
+                    out.append((int(draw), int(simulator), sorted(rows)))
                 at += int(seats)
         return out
 
@@ -182,13 +186,11 @@ def test_matches_of_a_simulator_that_names_them_take_the_draws_one_after_the_oth
 def test_simulators_that_name_no_matches_take_the_draw_of_their_number(said: str) -> None:
     """All of one simulator meet the same draw, and two simulators play different ones at the same time."""
     hand = Hand(first(1, A1=7), first(2, A1=8), seats=())
-    groups = {"groups": [[3, 3], [4, 4]], "nothing": [None, None]}[said]
+    groups = [[3, 3], [4, 4]] if said == "groups" else [None, None]
     for key in range(4):
         hand.connect(key)
         hand.receive(key, *(hand.report(s, [1, 2], groups=g) for s, g in zip(PAIR, groups, strict=True)))
-    assert hand.wake() == {
-        key: {ONE: [LATEST, LATEST], TWO: [ghost, ghost]} for key, ghost in enumerate([7, 8, 7, 8])
-    }
+    assert hand.wake() == {key: {ONE: [LATEST, LATEST], TWO: [ghost, ghost]} for key, ghost in enumerate([7, 8, 7, 8])}
     assert len(hand.ghosts["A", 7].saw) == len(hand.ghosts["A", 8].saw) == len(hand.latest["A"].saw) == 1
 
 
@@ -326,6 +328,24 @@ def test_an_agent_that_goes_on_to_another_match_without_an_end_is_refused() -> N
         assert refused.value.code == "match"
         assert "agent 2" in str(refused.value)
         assert hand.wake() == {}
+
+
+def test_whether_an_agent_is_refused_does_not_depend_on_who_had_its_slot_before() -> None:
+    """It begins without a match and names one later: refused or not, but always alike."""
+    refused = []
+    for former in (None, [5], [6]):
+        hand = Hand(first(1, A1=7))
+        if former is not None:
+            hand.play(hand.report(ONE, [1], matches=former))
+            hand.play(hand.report(ONE, ends=[1]))
+        hand.play(hand.report(ONE, [1]))
+        try:
+            hand.receive(0, hand.report(ONE, [1], matches=[6]))
+        except RemoteProtocolError as error:
+            refused.append(error.code)
+        else:
+            refused.append("")
+    assert len(set(refused)) == 1, refused
 
 
 def test_a_simulator_with_a_seat_that_nobody_is_assigned_to_waits_alone() -> None:
@@ -529,11 +549,8 @@ def test_a_match_whose_simulator_goes_away_has_no_result_and_is_counted_once(kin
     """One contest of two teams, told of as one match where it ends: it is one match where it is lost."""
     for leaves in (False, True):
         hand = Hand(first(1, A1=7))
-        keys: list[dict[str, Any]] = {
-            "ids": [{"matches": [3]}] * 2,
-            "group": [{"groups": [3]}, {"groups": [4]}],
-            "alone": [{}, {}],
-        }[kind]
+        each = {"ids": ("matches", [3], [3]), "group": ("groups", [3], [4]), "alone": ("groups", None, None)}[kind]
+        keys: list[dict[str, Any]] = [{str(each[0]): key} for key in each[1:]]
         hand.play(*(hand.report(seat, [1], **more) for seat, more in zip(PAIR, keys, strict=True)))
         if leaves:
             hand.stepper.disconnect(0)

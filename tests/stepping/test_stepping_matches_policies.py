@@ -12,7 +12,7 @@ import torch
 from pipeline.errors import CheckpointError
 from pipeline.messages.matches import Assignment, Draw
 from pipeline.messages.service import Permit, PolicyWeights
-from pipeline.messages.simulator import BehaviorReport, Decisions, Step
+from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from pipeline.networks.actor import Actor
 from pipeline.networks.settings import MemorySettings, NetworkSettings
 from pipeline.networks.weights import to_arrays
@@ -120,53 +120,51 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
     own = {number: alone(5 if number == 0 else number, network) for number, network in networks.items()}
     for episode in range(4):
         players = dict(zip(seats, np.roll([0, 7, -8, 9], episode).tolist(), strict=True))
-        team = next(at for at, number in enumerate(players.values()) if number == 0)
+        learning = next(seat for seat, number in players.items() if number == 0)
         ghosts = {seat: number for seat, number in players.items() if number}
-        draw = Draw(number=episode + 1, team=team, ghosts=ghosts)
+        draw = Draw(number=episode + 1, team=seats.index(learning), ghosts=ghosts)
         stepper.matches.assignment = Assignment(serial=episode + 1, draws=(draw,))
-        stepper.disconnect(episode + 1) if episode else None
-        if episode:
-            stepper.wake(0.0)
-            stepper.connect(episode + 2, 0, dict.fromkeys(seats, SPEC))
-            sequence = 0
-        memories: dict[tuple[str, int], Any] = {}
-        for _ in range(5):
+        memories = {
+            (seat, row): np.zeros((1, own[number].carried), np.float32)
+            for seat, number in players.items()
+            for row in range(3)
+        }
+        for step in range(5):
+            before = {key: memory.copy() for key, memory in memories.items()}
             seen = {seat: observed(3, int(rng.integers(2**31))) for seat in seats}
-            step = Step(sequence=sequence, reports=tuple(_report(seat, seen[seat]) for seat in seats))
+            anew = episode > 0 and step == 0
+            reports = tuple(_report(seat, seen[seat], anew=anew) for seat in seats)
+            stepper.receive(1, Step(sequence=sequence, reports=reports), 0.0)
             sequence += 1
-            stepper.receive(episode + 2 if episode else 1, step, 0.0)
             ((_, act, _, _),) = stepper.wake(0.0).acts
             for actions in act.actions:
-                number = players[actions.behavior]
-                policy = own[number]
+                policy = own[players[actions.behavior]]
                 for row in range(3):
-                    memory = memories.setdefault((actions.behavior, row), np.zeros((1, policy.carried), np.float32))
-                    told = memory.copy() if policy.carried else None
-                    observations = (seen[actions.behavior][0][row : row + 1],)
-                    expected = policy.act(observations, None, memory if policy.carried else None)
+                    memory = memories[actions.behavior, row] if policy.carried else None
+                    expected = policy.act((seen[actions.behavior][0][row : row + 1],), None, memory)
                     np.testing.assert_allclose(actions.continuous[row], expected.executed[0], atol=1e-5)
                     np.testing.assert_array_equal(actions.discrete[row], expected.discrete[0])
-                    memories[actions.behavior, row, 0] = told
-            _check_told(stepper, memories, seats[team], own[0].carried)
+            _check_told(stepper, np.concatenate([before[learning, row] for row in range(3)]))
 
 
-def _report(seat: str, seen: Any) -> BehaviorReport:
+def _report(seat: str, seen: Any, *, anew: bool) -> BehaviorReport:
+    """Three agents decide; `anew`: their former lives have just ended."""
+    nothing = np.zeros(3, np.float32)
     return BehaviorReport(
         behavior=seat,
-        decisions=Decisions(agents=np.arange(3), observations=seen, rewards=np.zeros(3, np.float32)),
+        decisions=Decisions(agents=np.arange(3), observations=seen, rewards=nothing),
+        ends=Ends(agents=np.arange(3), observations=seen, rewards=nothing, interrupted=nothing > 0) if anew else None,
     )
 
 
-def _check_told(stepper: Stepper, memories: dict[Any, Any], seat: str, width: int) -> None:
-    """The learner's three agents, and what they carried to their decision."""
-    part = stepper.take_steps()[-1]
+def _check_told(stepper: Stepper, carried: Any) -> None:
+    """Of the learner's three agents alone, and what they carried to their decision."""
+    (part,) = stepper.take_steps()
     assert part.acted is not None
-    assert len(part.acted.log_probs) == 3
     assert part.acted.versions.tolist() == [5, 5, 5]
-    if not width:
+    if not carried.shape[1]:
         assert part.acted.carried is None
         return
     assert part.acted.carried is not None
-    assert part.acted.carried.shape == (3, width)
-    expected = np.concatenate([memories[seat, row, 0] for row in range(3)])
-    np.testing.assert_allclose(part.acted.carried, expected, atol=1e-5)
+    assert part.acted.carried.shape == carried.shape
+    np.testing.assert_allclose(part.acted.carried, carried, atol=1e-5)

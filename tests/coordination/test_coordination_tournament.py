@@ -1,0 +1,371 @@
+"""Tournaments: every line-up counts as often as each other, whatever its matches take."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from self_play_world import draws, results, seat
+
+from pipeline.coordination.tournament import Tournament
+from pipeline.messages.matches import NOBODY, Draw
+from pipeline.messages.simulator import Ends
+from pipeline.playing.standings import counted, standings
+from pipeline.specs import BehaviorId
+from pipeline.stepping.agents import Roster, SlotTable
+from pipeline.stepping.matches import Matches
+
+LineUp = tuple[str, ...]
+Outcome = Callable[[random.Random, LineUp], tuple[float, float]]
+"""Decides a match: score of the first team, and how long it takes."""
+
+
+def labels(tournament: Tournament, one: Draw) -> LineUp:
+    """Player of each team, in the order of teams."""
+    by_team = {BehaviorId.parse(name).team: tournament.player("", number) for name, number in one.ghosts.items()}
+    return tuple(by_team[team] for team in sorted(by_team))
+
+
+def begun(names: dict[str, tuple[int, ...]], players: int, matches: int, *, mirror: bool = False) -> Tournament:
+    tournament = Tournament(list(names), [f"p{at}" for at in range(players)], matches, mirror=mirror)
+    for name, teams in names.items():
+        tournament.seats(name, teams)
+    return tournament
+
+
+@dataclass
+class Hall:
+    """Simulators that play one match after the other, each in its own time.
+
+    A match begins under the draw of its simulator that is current then, and ends under it.
+    """
+
+    tournament: Tournament
+    simulators: int
+    rng: random.Random
+    decide: Outcome
+    number: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    under_way: list[tuple[float, int, int, int, float]] = field(default_factory=list)
+    began: list[tuple[int, LineUp]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    ghosts: dict[int, str] = field(default_factory=dict)
+
+    def begin(self, simulator: int, now: float) -> None:
+        offered = draws(self.tournament)
+        one = offered[simulator % len(offered)]
+        self.number += 1
+        score, time = self.decide(self.rng, labels(self.tournament, one))
+        self.began.append((self.number, labels(self.tournament, one)))
+        self.ghosts = {BehaviorId.parse(name).team: name for name in one.ghosts}
+        heapq.heappush(self.under_way, (now + time, self.number, simulator, one.number, score))
+
+    def play(self, limit: int = 20_000) -> None:
+        for simulator in range(self.simulators):
+            self.begin(simulator, 0.0)
+        while not self.tournament.complete:
+            assert self.number < limit, "never complete"
+            now, number, simulator, drawn, score = heapq.heappop(self.under_way)
+            teams = sorted(self.ghosts)
+            scores = {self.ghosts[team]: score if at == 0 else 1 - score for at, team in enumerate(teams)}
+            found = results([(drawn, scores)], numbers=[number], simulators=[simulator])
+            self.lines += self.tournament.results(found)
+            self.ended.append(number)
+            self.begin(simulator, now)
+
+    @property
+    def whole(self) -> int:
+        """All matches up to this number have ended."""
+        return next(number for number in itertools.count() if number + 1 not in self.ended)
+
+
+def fair(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
+    return float(rng.random() < 0.5), 1.0
+
+
+def by_line_up(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
+    """Some line-ups take fifty times as long as others."""
+    return float(rng.random() < 0.5), 1.0 + 49.0 * (int(lineup[0][1:]) % 2) + rng.random()
+
+
+def quick_wins(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
+    """As many wins as losses of the first, but losses take thirty times as long."""
+    won = rng.random() < 0.5
+    return float(won), 1.0 if won else 30.0
+
+
+GAMES: list[dict[str, tuple[int, ...]]] = [{"S": (0, 1)}, {"A": (0,), "B": (1,)}, {"S": (0, 1, 2)}]
+
+
+@settings(max_examples=40)
+@given(
+    names=st.sampled_from(GAMES),
+    players=st.integers(2, 4),
+    matches=st.integers(1, 9),
+    mirror=st.booleans(),
+    simulators=st.integers(1, 7),
+    seed=st.integers(0, 2**31),
+    decide=st.sampled_from([fair, by_line_up, quick_wins]),
+)
+def test_every_line_up_counts_as_often_and_with_its_first_matches(
+    names: dict[str, tuple[int, ...]],
+    players: int,
+    matches: int,
+    mirror: bool,
+    simulators: int,
+    seed: int,
+    decide: Outcome,
+) -> None:
+    """However long matches take: counted are those of each line-up that began first, and each pair has its matches."""
+    tournament = begun(names, players, matches, mirror=mirror)
+    offered = {labels(tournament, one) for one in draws(tournament)}
+    hall = Hall(tournament, simulators, random.Random(seed), decide)
+    hall.play()
+    lineups = {number: lineup for number, lineup in hall.began if number <= hall.whole}
+    found = counted(hall.lines)
+    counts = Counter(lineups[line["match"]] for line in found)
+    assert counts.keys() == offered
+    assert len(set(counts.values())) == 1
+    for lineup, count in counts.items():
+        first = [number for number, one in lineups.items() if one == lineup][:count]
+        assert sorted(line["match"] for line in found if lineups[line["match"]] == lineup) == first
+    for pair in itertools.combinations([f"p{at}" for at in range(players)], 2):
+        assert sum(count for lineup, count in counts.items() if set(pair) <= set(lineup)) >= matches
+
+
+@settings(max_examples=25)
+@given(simulators=st.integers(1, 6), seed=st.integers(0, 2**31), matches=st.integers(2, 12))
+def test_a_tournament_is_complete_exactly_when_every_line_up_has_its_quota(
+    simulators: int, seed: int, matches: int
+) -> None:
+    """Two orders of two players share the matches of a pair; what began after a missing one counts not yet."""
+    tournament = begun({"S": (0, 1)}, 2, matches)
+    quota = -(-matches // 2)
+    hall = Hall(tournament, simulators, random.Random(seed), quick_wins)
+    for simulator in range(simulators):
+        hall.begin(simulator, 0.0)
+    for _ in range(2000):
+        counts = Counter(lineup for number, lineup in hall.began if number <= hall.whole)
+        whole = min(counts[("p0", "p1")], counts[("p1", "p0")]) >= quota
+        assert tournament.complete == whole
+        if whole:
+            return
+        now, number, simulator, drawn, score = heapq.heappop(hall.under_way)
+        scores = {seat("S", 0): score, seat("S", 1): 1 - score}
+        hall.lines += tournament.results(results([(drawn, scores)], numbers=[number]))
+        hall.ended.append(number)
+        hall.begin(simulator, now)
+    raise AssertionError("never complete")
+
+
+def test_short_matches_are_not_favoured() -> None:
+    """Half of all are won, and wins are over thirty times sooner: the counted ones say half."""
+    hall = Hall(begun({"S": (0, 1)}, 3, 300), 8, random.Random(7), quick_wins)
+    hall.play()
+    first = [line["scores"][seat("S", 0)] for line in counted(hall.lines)]
+    assert len(first) >= 900
+    assert sum(first) / len(first) == pytest.approx(0.5, abs=0.07)
+    early = [line["scores"][seat("S", 0)] for line in hall.lines[:50]]
+    assert sum(early) / len(early) > 0.6, "the test's own premise: those that end first are wins more often"
+
+
+def test_equal_players_come_out_equal() -> None:
+    """A side of the game that is worth something cancels out, as each pair plays in both orders."""
+
+    def first_team_is_better(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
+        return float(rng.random() < 0.8), 1.0 + rng.random()
+
+    hall = Hall(begun({"S": (0, 1)}, 3, 200), 5, random.Random(3), first_team_is_better)
+    hall.play()
+    found = standings(["p0", "p1", "p2"], counted(hall.lines))
+    assert (abs(found.ratings) <= 2 * found.margins).all()
+
+
+# ---------------------------------------------------------------- line-ups
+
+
+def line_ups(names: dict[str, tuple[int, ...]], players: int, *, mirror: bool = False) -> list[LineUp]:
+    tournament = begun(names, players, 1, mirror=mirror)
+    return [labels(tournament, one) for one in draws(tournament)]
+
+
+def test_all_orders_of_different_players_meet() -> None:
+    """Three players on two sides: six line-ups."""
+    players = ["p0", "p1", "p2"]
+    found = line_ups({"S": (0, 1)}, 3)
+    assert sorted(found) == sorted(itertools.permutations(players, 2))
+
+
+def test_in_a_mirror_each_also_meets_itself() -> None:
+    """Nine line-ups of three players, and one of a single player."""
+    assert sorted(line_ups({"S": (0, 1)}, 3, mirror=True)) == sorted(itertools.product(["p0", "p1", "p2"], repeat=2))
+    assert line_ups({"S": (0, 1)}, 1, mirror=True) == [("p0", "p0")]
+
+
+def test_more_teams_than_players_are_filled_with_two_different_ones_at_least() -> None:
+    """Three teams and two players: all but those of one player alone."""
+    found = line_ups({"S": (0, 1, 2)}, 2)
+    assert sorted(found) == sorted(one for one in itertools.product(["p0", "p1"], repeat=3) if len(set(one)) == 2)
+
+
+def test_a_player_of_an_asymmetric_game_has_a_policy_for_each_name() -> None:
+    """It is chaser once and runner once against each other; nobody learns."""
+    tournament = begun({"Chaser": (0,), "Runner": (1,)}, 2, 1)
+    found = [one.ghosts for one in draws(tournament)]
+    assert found == [{"Chaser?team=0": -1, "Runner?team=1": -2}, {"Chaser?team=0": -2, "Runner?team=1": -1}]
+    assert {one.team for one in draws(tournament)} == {NOBODY}
+    assert tournament.playing == {("Chaser", -1), ("Chaser", -2), ("Runner", -1), ("Runner", -2)}
+    assert tournament.wanted == tournament.playing
+
+
+def test_nothing_is_played_before_all_names_are_known() -> None:
+    """A runner alone has nobody to meet."""
+    tournament = Tournament(["Chaser", "Runner"], ["x", "y"], 1)
+    tournament.seats("Runner", (1,))
+    assert tournament.assignment is None
+    assert not tournament.complete
+    assert not tournament.playing
+
+
+def test_a_line_says_who_played_and_what_came_of_it() -> None:
+    """By seat, in plain values."""
+    tournament = begun({"Chaser": (0,), "Runner": (1,)}, 2, 1)
+    scores = {"Chaser?team=0": 0.0, "Runner?team=1": 1.0}
+    (line,) = tournament.results(results([(2, scores)], numbers=[1], simulators=[3]))
+    assert line["players"] == {"Chaser?team=0": "p1", "Runner?team=1": "p0"}
+    assert line["scores"] == scores
+    assert (line["match"], line["draw"], line["simulator"], line["explicit"]) == (1, 2, 3, True)
+
+
+# ---------------------------------------------------------------- what is offered
+
+
+def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
+    """Those that are left share the simulators; a new serial says so."""
+    tournament = begun({"S": (0, 1)}, 2, 4)
+    assert tournament.assignment is not None
+    first = tournament.assignment.serial
+    scores = {seat("S", 0): 1.0, seat("S", 1): 0.0}
+    list(tournament.results(results([(1, scores), (1, scores)], numbers=[1, 2])))
+    assert [one.number for one in draws(tournament)] == [2]
+    assert tournament.assignment.serial == first + 1
+    list(tournament.results(results([(2, scores)], numbers=[3])))
+    assert tournament.assignment.serial == first + 1
+    assert not tournament.complete
+    list(tournament.results(results([(2, scores)], numbers=[4])))
+    assert tournament.complete
+
+
+def shown(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Draw]:
+    for name, teams in steps:
+        tournament.seats(name, teams)
+        if tournament.assignment is not None:
+            yield from draws(tournament)
+
+
+def test_a_number_of_a_draw_stands_for_one_line_up_for_ever() -> None:
+    """Also where simulators show their teams one after the other: numbers are unique in the run."""
+    tournament = Tournament(["S"], ["x", "y"], 2)
+    known: dict[int, dict[str, int]] = {}
+    for one in shown(tournament, [("S", (0,)), ("S", (0, 1)), ("S", (0, 1, 2))]):
+        assert known.setdefault(one.number, one.ghosts) == one.ghosts
+
+
+def test_matches_of_too_few_teams_do_not_count_for_others() -> None:
+    """What was played before the second team was heard of is a match of no line-up of two."""
+    tournament = Tournament(["S"], ["x", "y"], 2)
+    tournament.seats("S", (0,))
+    early = draws(tournament) if tournament.assignment is not None else ()
+    tournament.seats("S", (0, 1))
+    numbers = range(1, len(early) + 1)
+    list(tournament.results(results([(one.number, {seat("S", 0): 1.0}) for one in early], numbers=list(numbers))))
+    assert not tournament.complete
+
+
+def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
+    """In a tournament the later of two may end first: counted by the number, short matches would else count more."""
+    tournament = begun({"S": (0, 1)}, 2, 2)
+    matches, table = Matches(["S"]), SlotTable(8)
+    matches.assignment = tournament.assignment
+    one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
+    seats: dict[str, Any] = {
+        str(one): SimpleNamespace(id=one, roster=Roster()),
+        str(other): SimpleNamespace(id=other, roster=Roster()),
+    }
+    connection: Any = SimpleNamespace(number=0, key=0, seats=seats)
+    behaviors: Any = {"S": SimpleNamespace(table=table)}
+    decisions: Any = SimpleNamespace(matches=None, groups=None, agents=np.zeros(1, np.int64))
+    slots = table.take(2)
+    for slot in slots:  # one episode begins after the other
+        table.begin(np.array([slot], np.int32), 0, 0, 0)
+        matches.begin(connection, one, table, np.array([slot], np.int32), decisions, np.array([0]))
+    found = []
+    for slot in slots[::-1]:  # and the later one ends first
+        ends = Ends(
+            agents=np.array([slot], np.int64),
+            observations=(),
+            rewards=np.ones(1, np.float32),
+            group_rewards=None,
+            interrupted=np.zeros(1, bool),
+        )
+        arrival: Any = SimpleNamespace(ends=ends, seat=seats[str(one)], vacated=np.array([slot], np.int32))
+        matches.end(connection, [arrival], behaviors)
+        told = matches.take("S")
+        assert told is not None
+        found += told.numbers.tolist()
+    assert found == [2, 1]
+
+
+def test_a_match_that_was_lost_with_its_simulator_holds_up_nothing() -> None:
+    """A simulator dies in its first match; the other goes on for ten times as many matches as are wanted."""
+    tournament = begun({"S": (0, 1)}, 2, 2)
+    matches, table = Matches(["S"]), SlotTable(8)
+    one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
+    seats: dict[str, Any] = {
+        str(one): SimpleNamespace(id=one, roster=Roster()),
+        str(other): SimpleNamespace(id=other, roster=Roster()),
+    }
+    dying: Any = SimpleNamespace(number=0, key=0, seats=seats)
+    living: Any = SimpleNamespace(number=1, key=1, seats=seats)
+    behaviors: Any = {"S": SimpleNamespace(table=table)}
+
+    def begin(connection: Any, match: int) -> Any:
+        slots = table.take(2)
+        decisions: Any = SimpleNamespace(matches=np.array([match], np.int64), groups=None)
+        for at, seat_of in enumerate((one, other)):
+            matches.begin(connection, seat_of, table, slots[at : at + 1], decisions, np.array([0]))
+        return slots
+
+    def end(slots: Any) -> None:
+        for at, name in enumerate(seats):
+            ends = Ends(
+                agents=np.array([at], np.int64),
+                observations=(),
+                rewards=np.array([1.0 - 2 * at], np.float32),
+                interrupted=np.zeros(1, bool),
+            )
+            arrival: Any = SimpleNamespace(ends=ends, seat=seats[name], vacated=slots[at : at + 1])
+            matches.end(living, [arrival], behaviors)
+        table.give_back(slots)
+
+    matches.assignment = tournament.assignment
+    begin(dying, 1)
+    matches.lose(dying, behaviors)
+    for number in range(1, 21):
+        matches.assignment = tournament.assignment
+        end(begin(living, number))
+        told = matches.take("S")
+        if told is not None:
+            list(tournament.results(told))
+    assert matches.ended == 20
+    assert tournament.complete

@@ -1,0 +1,164 @@
+"""`sparring tournament`: trained policies meet, and nobody learns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from self_play_runs import KINDS, plain_settings
+
+from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.learning.learner import Learner
+from pipeline.settings import parse_settings
+from pipeline.simulation.duel import Duel
+from pipeline.specs import BehaviorId
+from services.__main__ import main
+from services.topology import build
+
+PNG = b"\x89PNG\r\n\x1a\n"
+MATCHES = 6
+Refusal = Callable[..., str]
+
+
+def finished_run(folder: Path, kind: str = "symmetric", behavior: str = "Goal", checkpoints: int = 2) -> Path:
+    """The folder of a run with so many checkpoints of each behavior, as training leaves it."""
+    plain: dict[str, Any] = plain_settings(KINDS[kind])
+    one = plain["behaviors"]["Goal"]
+    asymmetric = kind == "asymmetric"
+    plain["behaviors"] = dict.fromkeys([behavior, f"{behavior}Rival"][: 1 + asymmetric], one)
+    options = {"asymmetric": asymmetric, "behavior": behavior}
+    plain["simulators"] = [{"name": "duel", "count": 2, "areas": 8, "options": options}]
+    plain["pipeline"] = {"mode": "overlap"}
+    settings = parse_settings(yaml.safe_dump(plain), "test").settings
+    folder.mkdir(parents=True)
+    build(settings, run_id=folder.name, directory=folder, seed=3).save()
+    specs = {BehaviorId.parse(seat).name: spec for seat, spec in Duel(**options).behaviors().items()}  # type: ignore[arg-type]
+    for name, spec in specs.items():
+        for number in range(checkpoints):
+            learner = Learner(name, spec, settings.behaviors[name], seed=3 + number)
+            learner.trained, learner.version = 100 * (number + 1), number + 1
+            CheckpointFolder(folder, name).save(learner.checkpoint(), keep=9)
+    return folder
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Runs a tournament that is refused, and returns what it says."""
+
+    def run(*arguments: object) -> str:
+        assert main(["tournament", *map(str, arguments)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        for word in ("got", "expected"):
+            assert word in said.err
+        return said.err
+
+    return run
+
+
+def test_a_single_player_is_refused_with_the_remedy(tmp_path: Path, refused: Refusal) -> None:
+    said = refused(finished_run(tmp_path / "lonely", checkpoints=1))
+    assert "single player" in said
+    for remedy in ("another run", "--untrained", "--checkpoints"):
+        assert remedy in said
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path, refused: Refusal) -> None:
+    folder = finished_run(tmp_path / "fresh", checkpoints=0)
+    said = refused(folder)
+    assert "no checkpoint of Goal" in said
+    assert str(folder) in said
+
+
+def test_a_run_with_other_behaviors_is_refused_by_name(tmp_path: Path, refused: Refusal) -> None:
+    """Its policies see and do something else, or have no policy for a side."""
+    duel, race = finished_run(tmp_path / "duel"), finished_run(tmp_path / "race", behavior="Race")
+    said = refused(duel, race)
+    assert "Goal" in said
+    assert str(race) in said
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, refused: Refusal) -> None:
+    assert str(tmp_path / "nothing") in refused(tmp_path / "nothing", "--untrained")
+
+
+@pytest.mark.parametrize("arguments", [("--matches", 0), ("--checkpoints", 0), ("--timeout", 0)])
+def test_impossible_numbers_are_refused(tmp_path: Path, refused: Refusal, arguments: tuple[str, int]) -> None:
+    assert str(arguments[1]) in refused(finished_run(tmp_path / "run"), *arguments)
+
+
+def test_a_refusal_leaves_no_folder(tmp_path: Path, refused: Refusal) -> None:
+    folder = finished_run(tmp_path / "lonely", checkpoints=1)
+    refused(folder)
+    assert not list(folder.glob("tournament-*"))
+
+
+# ---------------------------------------------------------------- whole tournaments
+
+
+def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
+    """What a tournament prints, its folder, and `tournament.json`."""
+    command = [sys.executable, "-m", "services", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (own,) = folder.glob("tournament-*")
+    return ended.stdout, own, json.loads((own / "tournament.json").read_text())
+
+
+def check_standings(content: dict[str, Any], players: set[str]) -> None:
+    """Every pair has met often enough, both tell the same of it, and intervals hold what they are of."""
+    standings = {one["player"]: one for one in content["players"]}
+    assert standings.keys() == players
+    ratings = [one["rating"] for one in content["players"]]
+    assert ratings == sorted(ratings, reverse=True)
+    assert sum(ratings) == pytest.approx(0, abs=1e-6)
+    for name, one in standings.items():
+        low, high = one["interval"]
+        assert low < one["rating"] < high
+        assert one["against"].keys() == players - {name}
+        for other, against in one["against"].items():
+            back = standings[other]["against"][name]
+            assert against["matches"] == back["matches"] >= MATCHES
+            assert against["share"] + back["share"] == pytest.approx(1)
+            assert against["interval"][0] <= against["share"] <= against["interval"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Path) -> None:
+    """A table on the console, `tournament.json` and a heat map; the run itself stays as it was."""
+    folder = finished_run(tmp_path / "duel")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    players = {"untrained", "duel@100", "duel@200"}
+    said, own, content = played(folder, str(folder), "--checkpoints", "2", "--untrained")
+    assert content["status"] == "completed"
+    check_standings(content, players)
+    for word in ("player", "rating", *players, str(own / "tournament.json")):
+        assert word in said
+    assert (own / "tournament.png").read_bytes().startswith(PNG)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    table = [json.loads(line) for line in (own / "matches.jsonl").read_text().splitlines()]
+    assert {player for line in table for player in line["players"].values()} == players
+    assert len({line["match"] for line in table}) == len(table) >= 3 * MATCHES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_players_of_two_asymmetric_runs_meet_on_both_sides_in_one_process(tmp_path: Path) -> None:
+    """Each player has a policy for each behavior name, and plays every side against every other."""
+    first = finished_run(tmp_path / "first", "asymmetric", checkpoints=1)
+    second = finished_run(tmp_path / "second", "asymmetric", checkpoints=1)
+    players = {"first@100", "second@100"}
+    _, own, content = played(first, str(first), str(second), "--in-process")
+    check_standings(content, players)
+    assert not list(second.glob("tournament-*"))
+    table = [json.loads(line) for line in (own / "matches.jsonl").read_text().splitlines()]
+    assert {tuple(sorted(line["players"].items())) for line in table} == {
+        (("Goal?team=0", one), ("GoalRival?team=1", other)) for one in players for other in players if one != other
+    }

@@ -1,0 +1,104 @@
+"""The duel: two teams play the goal game side by side, and nobody hinders nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simulation_helpers import actions_for, check_report
+
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.simulation.duel import Duel
+from pipeline.simulation.registry import make
+from pipeline.specs import BehaviorId
+
+SYMMETRIC = ("Goal?team=0", "Goal?team=1")
+ASYMMETRIC = ("Goal?team=0", "GoalRival?team=1")
+
+
+@pytest.mark.parametrize(("asymmetric", "seats"), [(False, SYMMETRIC), (True, ASYMMETRIC)])
+def test_each_team_has_a_seat(asymmetric: bool, seats: tuple[str, ...]) -> None:
+    """Symmetric: one name with two teams. Asymmetric: two names."""
+    parsed = [BehaviorId.parse(seat) for seat in Duel(asymmetric=asymmetric).behaviors()]
+    assert [(one.name, one.team) for one in parsed] == [
+        (BehaviorId.parse(s).name, team) for team, s in enumerate(seats)
+    ]
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("discrete", [False, True])
+def test_every_report_keeps_the_rules(asymmetric: bool, discrete: bool) -> None:
+    """Each step reports both teams, all agents of which decide, and specs and reports agree."""
+    game, random = Duel(areas=3, discrete=discrete, asymmetric=asymmetric), np.random.default_rng(0)
+    specs = dict(game.behaviors())
+    reports = game.reset({}, 3)
+    ended = dict.fromkeys(specs, 0)
+    for _ in range(150):
+        assert [report.behavior for report in reports] == list(specs)
+        actions = {}
+        for report in reports:
+            check_report(report, specs)
+            assert report.decisions is not None
+            assert report.decisions.agents.tolist() == [0, 1, 2]
+            ended[report.behavior] += 0 if report.ends is None else len(report.ends.agents)
+            actions[report.behavior] = actions_for(report, specs[report.behavior], random)
+        reports = game.step(actions)
+    assert min(ended.values()) > 0
+    game.close()
+
+
+def actions_towards(report: BehaviorReport, sign: float) -> BehaviorActions:
+    """Actions that walk to the goal that is shown (sign 1) or away from it (sign -1)."""
+    assert report.decisions is not None
+    moves = sign * report.decisions.observations[0].astype(np.float32)
+    nothing = np.zeros((len(moves), 0), np.int32)
+    return BehaviorActions(behavior=report.behavior, agents=report.decisions.agents, continuous=moves, discrete=nothing)
+
+
+def test_each_side_is_paid_for_what_it_does_itself() -> None:
+    """One side always walks to its goal, the other one away from it: neither changes what the other earns."""
+    game = Duel(areas=2)
+    reports = game.reset({}, 1)
+    earned: dict[str, list[float]] = {seat: [] for seat in game.behaviors()}
+    for _ in range(60):
+        signs = (1.0, -1.0)
+        acts = {r.behavior: actions_towards(r, sign) for r, sign in zip(reports, signs, strict=True)}
+        reports = game.step(acts)
+        for report in reports:
+            if report.ends is not None:
+                earned[report.behavior] += report.ends.rewards.tolist()
+    good, bad = earned.values()
+    assert good
+    assert bad
+    assert good == pytest.approx([1.06] * len(good))
+    assert bad == pytest.approx([-1.06] * len(bad))
+
+
+def goals(game: Duel, seed: int | None) -> list[list[float]]:
+    """The goals that each team is shown at first."""
+    found = []
+    for report in game.reset({}, seed):
+        assert report.decisions is not None
+        found.append(report.decisions.observations[0][:, 0].tolist())
+    return found
+
+
+def test_a_seed_repeats_the_games_and_each_team_has_its_own() -> None:
+    first = goals(Duel(areas=32), 7)
+    assert goals(Duel(areas=32), 7) == first
+    assert goals(Duel(areas=32), 8) != first
+    assert first[0] != first[1]
+
+
+def test_a_reset_without_a_seed_goes_on_with_other_goals() -> None:
+    game = Duel(areas=32)
+    assert goals(game, 7) != goals(game, None)
+
+
+def test_the_registry_makes_it_with_its_options() -> None:
+    game = make("duel", 2, asymmetric=True, discrete=True, behavior="Race")
+    assert [str(BehaviorId.parse(seat)) for seat in game.behaviors()] == [
+        str(BehaviorId.parse(seat)) for seat in ("Race?team=0", "RaceRival?team=1")
+    ]
+    (spec, _) = game.behaviors().values()
+    assert spec.actions.discrete == (2,)
+    assert spec.actions.continuous == 0

@@ -1,0 +1,273 @@
+"""Tag: reports, rules, motion, and that neither side is without hope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_helpers import check_report
+from test_simulation_compliance import verdicts_of
+
+from pipeline.errors import SettingsError
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.simulation import run
+from pipeline.simulation.tag import (
+    BODY,
+    HALF,
+    MAX_STEPS,
+    PILLAR,
+    RESTED,
+    SPEEDS,
+    SPRINT,
+    STEP_COST,
+    TAG_REACH,
+    TIRES,
+    Tag,
+)
+from pipeline.specs import ActionSpec
+
+IDS = ("Chaser?team=0", "Runner?team=1")
+FASTEST = SPEEDS[1] * SPRINT
+Policy = Callable[[tuple[np.ndarray, ...], np.random.Generator], np.ndarray]
+Reports = tuple[BehaviorReport, ...]
+
+
+def actions(chaser: Any, runner: Any, sprint: Any = 0) -> dict[str, BehaviorActions]:
+    """By behavior id: where each goes [areas, 2], and which runners sprint."""
+    places = [np.asarray(rows, np.float32).reshape(-1, 2) for rows in (chaser, runner)]
+    n = len(places[0])
+    branches = (np.zeros((n, 0), np.int32), np.broadcast_to(np.asarray(sprint, np.int32), n)[:, None].copy())
+    return {
+        key: BehaviorActions(behavior=key, agents=np.arange(n), continuous=rows, discrete=branch)
+        for key, rows, branch in zip(IDS, places, branches, strict=True)
+    }
+
+
+def started(areas: int, parameters: dict[str, float] | None = None, **places: Any) -> Tag:
+    """A game whose players stand where the test wants them, at rest."""
+    game = Tag(areas)
+    game.reset(parameters or {}, 0)
+    for index, name in enumerate(("chaser", "runner")):
+        if name in places:
+            game._places[:, index] = places[name]
+    return game
+
+
+def at_random(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    return random.normal(size=(len(seen[0]), 2)) / 3
+
+
+def pursue(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    """Goes to where the other will be; round the pillar where that is in the way."""
+    del random
+    place, to = seen[0][:, 0:2] * HALF, seen[0][:, 4:6] * HALF + 0.3 * FASTEST * seen[0][:, 6:8]
+    far = np.linalg.norm(to, axis=1) + 1e-6
+    ahead = to / far[:, None]
+    along, aside = -(place * ahead).sum(1), place[:, 0] * ahead[:, 1] - place[:, 1] * ahead[:, 0]
+    round_it = np.stack([-place[:, 1], place[:, 0]], 1)
+    round_it *= np.sign((round_it * to).sum(1))[:, None]
+    blocked = (along > 0) & (along < far) & (np.abs(aside) < PILLAR + BODY)
+    return np.where(blocked[:, None], round_it, ahead)
+
+
+def flee(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    """Of 16 directions the one that leads farthest from the other, and not into a corner."""
+    del random
+    place, limit = seen[0][:, 0:2] * HALF, HALF - BODY
+    other = place + seen[0][:, 4:6] * HALF
+    angles = np.arange(16) * np.pi / 8
+    ways = np.stack([np.cos(angles), np.sin(angles)], 1)
+    there = np.clip(place[:, None] + 1.2 * ways, -limit, limit)
+    middle = np.linalg.norm(there, axis=2)
+    there *= np.maximum((PILLAR + BODY) / middle, 1)[..., None]
+    worth = np.linalg.norm(there - other[:, None], axis=2) - 0.15 * middle
+    return ways[worth.argmax(1)]
+
+
+def chaser_wins(chaser: Policy, runner: Policy, areas: int = 64) -> float:
+    """Share of the first matches of all areas, and of those that followed them in their time."""
+    game, random = Tag(areas), np.random.default_rng(1)
+    seen = [report.decisions.observations for report in game.reset({}, 0)]
+    won: list[float] = []
+    for _ in range(MAX_STEPS):
+        near = np.linalg.norm(seen[1][0][:, 4:6], axis=1) * HALF < 1.5
+        reports = game.step(actions(chaser(seen[0], random), runner(seen[1], random), near))
+        seen = [report.decisions.observations for report in reports]
+        won += [] if reports[0].ends is None else reports[0].ends.outcomes.tolist()
+    assert len(won) >= areas
+    return float(np.mean(won))
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_the_sides_are_behaviors_of_their_own_that_see_and_do_different_things() -> None:
+    chaser, runner = Tag(2).behaviors().items()
+    assert (chaser[0], runner[0]) == IDS
+    assert [(one.name, one.shape) for one in chaser[1].observations] == [("view", (9,))]
+    assert [(one.name, one.shape) for one in runner[1].observations] == [("view", (9,)), ("surroundings", (6,))]
+    assert chaser[1].actions == ActionSpec(continuous=2)
+    assert runner[1].actions == ActionSpec(continuous=2, discrete=(2,))
+    assert list(Tag(1, chaser="Cat", runner="Mouse").behaviors()) == ["Cat?team=0", "Mouse?team=1"]
+    with pytest.raises(SettingsError, match="got 'Cat' as the name of both behaviors; expected two"):
+        Tag(1, chaser="Cat", runner="Cat")
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), areas=st.integers(1, 4), stubborn=st.integers(1, 30))
+def test_random_play_keeps_the_rules(seed: int, areas: int, stubborn: int) -> None:
+    """Both sides of a match begin and end together, one wins, ids are never used twice, nobody is in a wall."""
+    game, random = Tag(areas), np.random.default_rng(seed)
+    specs = dict(game.behaviors())
+    reports = game.reset({"approach": 0.1}, seed)
+    now, over = reports[0].decisions.matches, set[int]()
+    for step in range(150):
+        if step % stubborn == 0:
+            chosen = random.uniform(-1, 1, (2, areas, 2)), random.integers(0, 2, areas)
+        reports = game.step(actions(*chosen[0], chosen[1]))
+        for report in reports:
+            check_report(report, specs)
+        over |= check_pair(reports, now, over)
+        now = reports[0].decisions.matches
+        far = np.linalg.norm(game._places, axis=2)
+        assert (np.abs(game._places) <= HALF - BODY + 1e-9).all()
+        assert (far >= PILLAR + BODY - 1e-9).all()
+
+
+def check_pair(reports: Reports, before: np.ndarray, over: set[int]) -> set[int]:
+    """The matches that ended in a Step."""
+    chaser, runner = reports
+    np.testing.assert_array_equal(chaser.decisions.agents, runner.decisions.agents)
+    np.testing.assert_array_equal(chaser.decisions.matches, runner.decisions.matches)
+    np.testing.assert_array_equal(chaser.decisions.rewards, -runner.decisions.rewards)
+    if chaser.ends is None or runner.ends is None:
+        assert chaser.ends is runner.ends is None
+        np.testing.assert_array_equal(chaser.decisions.matches, before)
+        return set()
+    ended = chaser.ends.matches.tolist()
+    assert ended == runner.ends.matches.tolist() == before[chaser.ends.agents].tolist()
+    np.testing.assert_array_equal(chaser.ends.outcomes + runner.ends.outcomes, 1)
+    np.testing.assert_array_equal(chaser.ends.rewards, -runner.ends.rewards)
+    np.testing.assert_array_equal(chaser.ends.outcomes == 1, chaser.ends.rewards > 0)
+    assert not chaser.ends.interrupted.any()
+    assert not runner.ends.interrupted.any()
+    assert (chaser.decisions.rewards[chaser.ends.agents] == 0).all()
+    assert not (over | set(ended)) & set(chaser.decisions.matches.tolist())
+    return set(ended)
+
+
+def test_the_seed_decides_everything() -> None:
+    """The same seed and actions give the same reports to the bit."""
+
+    def play(seed: int) -> bytes:
+        game, random = Tag(4), np.random.default_rng(1)
+        parts = []
+        game.reset({}, seed)
+        for _ in range(MAX_STEPS + 10):
+            reports = game.step(actions(*random.uniform(-1, 1, (2, 4, 2)), random.integers(0, 2, 4)))
+            parts += [array.tobytes() for report in reports for array in report.decisions.observations]
+        return b"".join(parts)
+
+    assert play(3) == play(3) != play(4)
+
+
+def test_a_reset_begins_other_matches() -> None:
+    game = Tag(3)
+    first, second = (game.reset({}, 0)[0].decisions.matches for _ in range(2))
+    assert not set(first.tolist()) & set(second.tolist())
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_the_chaser_wins_by_coming_near() -> None:
+    """One step into reach ends the match there and then, and no other one."""
+    game = started(2, chaser=[-3, 0], runner=[[-3, TAG_REACH + 0.05], [3, 3]])
+    chaser, runner = game.step(actions([[0, 1], [0, 1]], [[0, 0], [0, 0]]))
+    assert chaser.ends.agents.tolist() == runner.ends.agents.tolist() == [0]
+    assert (chaser.ends.outcomes.tolist(), runner.ends.outcomes.tolist()) == ([1.0], [0.0])
+    assert chaser.ends.rewards.tolist() == pytest.approx([1 - STEP_COST])
+    assert chaser.decisions.rewards.tolist() == pytest.approx([0, -STEP_COST])
+
+
+def test_the_runner_wins_when_the_time_is_over_and_both_see_it_coming() -> None:
+    """After 120 steps; that is the end by the rules, no interruption."""
+    game = started(1, chaser=[-3, 0], runner=[3, 0])
+    for step in range(1, MAX_STEPS):
+        reports = game.step(actions([0, 0], [0, 0]))
+        for report in reports:
+            assert report.ends is None
+            assert report.decisions.observations[0][0, 8] == pytest.approx(1 - step / MAX_STEPS)
+    chaser, runner = game.step(actions([0, 0], [0, 0]))
+    assert (chaser.ends.outcomes.tolist(), runner.ends.outcomes.tolist()) == ([0.0], [1.0])
+    assert runner.ends.rewards.tolist() == pytest.approx([1 + STEP_COST])
+    assert runner.ends.interrupted.tolist() == [False]
+    assert runner.ends.observations[0][0, 8] == 0
+    assert runner.decisions.observations[0][0, 8] == 1
+
+
+def test_coming_nearer_pays_where_the_parameter_says_so() -> None:
+    """`approach` per metre to the chaser, and the runner loses as much."""
+    game = started(1, {"approach": 2.0}, chaser=[-3, 0], runner=[-3, 3])
+    before = game._apart()[0]
+    chaser, runner = game.step(actions([0, 1], [0, 0]))
+    gained = 2.0 * (before - game._apart()[0]) - STEP_COST
+    assert gained > 0
+    assert (chaser.decisions.rewards[0], runner.decisions.rewards[0]) == pytest.approx((gained, -gained))
+
+
+def test_the_chaser_is_faster_in_the_end_and_the_runner_at_once() -> None:
+    """Runner: quicker off the mark, and faster still while it sprints; a third of a full action is full speed."""
+    game = started(2, chaser=[-3.5, -3.5], runner=[-3.5, 3.5])
+    game.step(actions([[1, 0], [0.34, 0]], [[1, 0], [1, 0]], [0, 1]))
+    speed = game._velocities[..., 0]
+    assert (speed[:, 1] > speed[:, 0]).all()
+    for _ in range(12):
+        game.step(actions([[1, 0], [0.34, 0]], [[1, 0], [1, 0]], [0, 1]))
+    speed = game._velocities[..., 0]
+    assert speed[0, 0] == pytest.approx(speed[1, 0]) == pytest.approx(SPEEDS[0], rel=0.1)
+    assert speed[0, 1] == pytest.approx(SPEEDS[1], rel=0.01)
+    assert speed[1, 1] == pytest.approx(FASTEST, rel=0.01)
+    assert speed[0, 1] < speed[0, 0] < speed[1, 1]
+
+
+def test_stamina_ends_a_sprint_and_comes_back() -> None:
+    game = started(1, chaser=[-3.5, 0], runner=[3.5, 0])
+    for left in range(RESTED - TIRES, -1, -TIRES):
+        reports = game.step(actions([0, 0], [0, 1], 1))
+        assert reports[1].decisions.observations[1][0, 5] == pytest.approx(left / RESTED)
+    game.step(actions([0, 0], [0, 1], 1))
+    assert game._stamina[0] == 1
+    for _ in range(8):
+        game.step(actions([0, 0], [0, 0]))
+    assert game._stamina[0] == 9
+
+
+def test_what_both_see_is_where_they_are() -> None:
+    """Relative places are each other's opposites; the runner sees its free way to walls and pillar."""
+    game = started(1, chaser=[-2, 1], runner=[3, -1])
+    game._velocities[0] = [[1, 0], [0, 2]]
+    (chaser,), (runner, around) = game._observe(np.arange(1))
+    np.testing.assert_allclose(chaser[0, :8], [-0.5, 0.25, 1 / FASTEST, 0, 1.25, -0.5, -1 / FASTEST, 2 / FASTEST])
+    np.testing.assert_allclose(runner[0, 4:8], -chaser[0, 4:8])
+    limit = HALF - BODY
+    free = [limit + 3, limit - 3, limit - 1, limit + 1, np.sqrt(10) - PILLAR - BODY]
+    np.testing.assert_allclose(around[0], [*(np.array(free) / HALF), 1], rtol=1e-6)
+
+
+def test_neither_side_is_without_hope() -> None:
+    """Who can play beats who can not; and where both can, either may win."""
+    assert 0.05 < chaser_wins(at_random, at_random) < 0.5
+    assert chaser_wins(pursue, at_random) > 0.95
+    assert chaser_wins(at_random, flee) < 0.05
+    assert 0.3 < chaser_wins(pursue, flee) < 0.98
+
+
+def test_the_game_passes_the_compliance_examination() -> None:
+    """Over a socket, as `sparring compliance` does it."""
+    verdicts = verdicts_of(lambda address: run(Tag(2), address, connect_timeout_s=1.0))
+    assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}
