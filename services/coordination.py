@@ -354,7 +354,7 @@ class Coordination:
         if not new:
             return
         if self._ghosts is not None and segments.results is not None:
-            for learner, score in self._ghosts.results(segments.source, segments.results):
+            for learner, score in self._ghosts.results(segments.source, route.name, segments.results):
                 self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
         returns = segments.episodes.returns

@@ -144,4 +144,4 @@ class Notes:
 def _together(results: list[Results]) -> Results:
     """The matches of all; the later of a source know the seats of the earlier, and have them in the same order."""
     columns = {name: np.concatenate([getattr(one, name) for one in results]) for name in _RESULTS}
-    return Results(names=results[-1].names, **columns)
+    return Results(names=results[-1].names, before=results[0].before, **columns)

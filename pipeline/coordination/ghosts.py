@@ -35,6 +35,9 @@ class Ghosts:
         directory: of the run.
         elsewhere: weights of opponents from elsewhere, by behavior name, in the order of their numbers.
         board: for weights of ghosts.
+
+    Attributes:
+        missed: matches that ended and were never heard of.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Ghosts:
         self._matches = directory / MATCHES_FILE
         self._lines: list[str] = []
         self._written = 0
+        self._told: dict[str, dict[str, int]] = {}  # matches heard of, by source and behavior
+        self.missed = 0
 
     @property
     def serial(self) -> int:
@@ -80,9 +85,16 @@ class Ghosts:
         for name in sorted(self.rules.names & ghosts.keys()):
             self.rules.ghosts(name, ghosts[name])
 
-    def results(self, source: str, results: Results) -> list[tuple[str, float]]:
-        """Matches of a source have ended; returns each learner of one with its score."""
-        lines = list(self.rules.results(results))
+    def results(self, source: str, name: str, results: Results) -> list[tuple[str, float]]:
+        """Matches of a source have ended, told with a behavior; returns each learner of one with its score.
+
+        Where assembly died, some may come again and some never; these are counted in `missed`.
+        """
+        told = self._told.setdefault(source, {})
+        known = told.get(name, 0) - results.before
+        self.missed += max(0, -known)
+        told[name] = max(told.get(name, 0), results.before + len(results.numbers))
+        lines = list(self.rules.results(_without(results, max(0, known))))
         self._lines += [json.dumps({"source": source, **line}) for line in lines]
         return [
             (player, line["scores"][seat])
@@ -103,12 +115,17 @@ class Ghosts:
                 file.writelines(line + "\n" for line in self._lines)
                 self._written = file.tell()
             self._lines.clear()
-        return {"rules": self.rules.to_plain(), "matches_bytes": self._written}
+        return {
+            "rules": self.rules.to_plain(),
+            "matches_bytes": self._written,
+            "told": self._told,
+            "missed": self.missed,
+        }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what `keep` gave: what is in the files beyond it comes again."""
         self.rules.restore(plain["rules"])
-        self._written = plain["matches_bytes"]
+        self._written, self._told, self.missed = plain["matches_bytes"], plain["told"], plain["missed"]
         if _size(self._matches) < self._written <= _size(self._former):  # put aside after that state was written
             self._former.replace(self._matches)
         if _size(self._matches) > self._written:
@@ -151,12 +168,13 @@ class Ghosts:
             window = [ratings.elo[f"{name}@{version}"] for version in side.window]
             mean, deviation = spread(window)
             many = len({team for one in self.rules.sides.values() for team in one.teams}) > 2
-            yield f"elo/{name}", ratings.elo[name]
-            yield f"opponents.elo/{name}", mean
-            yield f"opponents.elo_deviation/{name}", deviation
             if many:
                 yield f"mu/{name}", ratings.skills[name][0]
                 yield f"sigma/{name}", ratings.skills[name][1]
+            else:
+                yield f"elo/{name}", ratings.elo[name]
+                yield f"opponents.elo/{name}", mean
+                yield f"opponents.elo_deviation/{name}", deviation
 
     def described(self) -> dict[str, Any]:
         """The assignment, for the log."""
@@ -174,8 +192,9 @@ class Ghosts:
     def _save(self) -> None:
         """Writes the weights that are wanted and not on disk: always the latest of their behavior."""
         for name, number in self.rules.wanted:
-            if number > 0 and not self._snapshots.has(name, number) and self._latest[name].version == number:
-                self._snapshots.save(self._latest[name])
+            latest = self._latest.get(name)
+            if latest is not None and latest.version == number and not self._snapshots.has(name, number):
+                self._snapshots.save(latest)
 
     def _tidy(self) -> None:
         """Removes snapshots that nobody needs any more."""
@@ -183,6 +202,18 @@ class Ghosts:
         for name, side in self.rules.sides.items():
             if not side.settings.keep_all_snapshots:
                 self._snapshots.keep(name, {number for one, number in wanted if one == name})
+
+
+def _without(results: Results, first: int) -> Results:
+    """The matches after the first ones."""
+    if not first:
+        return results
+    rows = int(results.seats[:first].sum())
+    return replace(
+        results,
+        **{name: getattr(results, name)[first:] for name in ("numbers", "draws", "simulators", "seats")},
+        **{name: getattr(results, name)[rows:] for name in ("who", "scores", "explicit", "rewards")},
+    )
 
 
 def _size(path: Path) -> int:

@@ -61,6 +61,8 @@ class Results:
         scores: [r] 1 won, 0.5 drawn, 0 lost; -1 where only the score of the others is known.
         explicit: [r] 1 where the simulator said so, 0 where it is the sign of the final reward.
         rewards: [r] the final reward: own and group's, mean of the agents that ended last.
+        before: matches that the source had told of with this behavior before these: what is sent again after a crash
+            is known by it.
     """
 
     numbers: I64
@@ -72,3 +74,4 @@ class Results:
     scores: F32
     explicit: I32
     rewards: F32
+    before: int = 0

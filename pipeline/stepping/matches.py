@@ -67,6 +67,7 @@ class Sheet:
     def __init__(self) -> None:
         self._matches: list[NDArray[np.int64]] = []  # [m, 4] number, draw, simulator, seats
         self._rows: list[Columns] = []  # [r, 4] seat, score, explicit, reward
+        self._taken = 0
 
     def add(self, matches: NDArray[np.int64], rows: Columns) -> None:
         """Adds matches [m, 4] and their rows [r, 4]."""
@@ -80,7 +81,9 @@ class Sheet:
         numbers, draws, simulators, counts = np.concatenate(self._matches).T.copy()
         who, scores, explicit, rewards = np.concatenate(self._rows).T.copy()
         self._matches, self._rows = [], []
+        before, self._taken = self._taken, self._taken + len(numbers)
         return Results(
+            before=before,
             numbers=numbers,
             draws=draws,
             simulators=simulators.astype(np.int32),

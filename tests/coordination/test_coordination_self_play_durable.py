@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,8 @@ A0, A1 = seat("A", 0), seat("A", 1)
 
 def matches_of(run: Run, numbers: range) -> Any:
     number = draws(run.rules)[0].number
-    return results([(number, {A0: 1.0, A1: 0.0})] * len(numbers), numbers=list(numbers))
+    found = results([(number, {A0: 1.0, A1: 0.0})] * len(numbers), numbers=list(numbers))
+    return replace(found, before=numbers.start - 1)
 
 
 def table(folder: Path) -> list[int]:
@@ -276,16 +278,16 @@ def test_results_that_come_again_stand_in_the_table_once(tmp_path: Path) -> None
     """The file is cut back to what the saved state knows of; ratings go back with it."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", matches_of(run, range(1, 4)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
     run.keep()
     saved = dict(run.rules.ratings.elo)
-    run.ghosts.results("stepping-0.1", matches_of(run, range(4, 8)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(4, 8)))
     run.ghosts.keep()  # the state that goes with it is not written any more
     assert table(tmp_path) == list(range(1, 8))
     again = run.restart()
     assert again.rules.ratings.elo == saved
     assert table(tmp_path) == [1, 2, 3]
-    again.ghosts.results("stepping-0.1", matches_of(again, range(4, 9)))
+    again.ghosts.results("stepping-0.1", "A", matches_of(again, range(4, 9)))
     again.keep()
     assert table(tmp_path) == list(range(1, 9))
     assert again.rules.ratings.matches == 8
@@ -295,11 +297,11 @@ def test_results_before_the_first_saving_come_again_too(tmp_path: Path) -> None:
     """A state that knows of no match cuts the table to nothing."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", matches_of(run, range(1, 4)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
     run.ghosts.keep()
     again = run.restart()
     assert table(tmp_path) == []
-    again.ghosts.results("stepping-0.1", matches_of(again, range(1, 4)))
+    again.ghosts.results("stepping-0.1", "A", matches_of(again, range(1, 4)))
     again.keep()
     assert table(tmp_path) == [1, 2, 3]
 
@@ -311,21 +313,33 @@ def test_a_table_that_was_put_aside_just_before_the_end_is_in_it_once(
     monkeypatch.setattr(ghosts_module, "_LONGEST", 100)
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", matches_of(run, range(1, 4)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
     run.keep()
-    run.ghosts.results("stepping-0.1", matches_of(run, range(4, 6)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(4, 6)))
     run.ghosts.keep()  # puts aside, and dies
     again = run.restart()
-    again.ghosts.results("stepping-0.1", matches_of(again, range(4, 8)))
+    again.ghosts.results("stepping-0.1", "A", matches_of(again, range(4, 8)))
     again.keep()
     assert table(tmp_path) == list(range(1, 8))
+
+
+def test_matches_that_a_new_start_of_assembly_tells_of_again_are_rated_once(tmp_path: Path) -> None:
+    """They overlap with what is known: the known ones are left out, and one that never came is counted."""
+    run = Run(tmp_path, {"A": (0, 1)})
+    run.begin()
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(2, 7)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(8, 9)))
+    run.keep()
+    assert table(tmp_path) == [1, 2, 3, 4, 5, 6, 8]
+    assert (run.rules.ratings.matches, run.ghosts.missed) == (7, 1)
 
 
 def test_lines_name_their_source(tmp_path: Path) -> None:
     """Numbers of matches are unique within a source only."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    learners = run.ghosts.results("stepping-1.2", matches_of(run, range(1, 2)))
+    learners = run.ghosts.results("stepping-1.2", "A", matches_of(run, range(1, 2)))
     run.keep()
     (line,) = map(json.loads, (tmp_path / MATCHES_FILE).read_text().splitlines())
     assert (line["source"], line["match"]) == ("stepping-1.2", 1)
@@ -417,7 +431,7 @@ def test_ratings_say_what_the_learner_made_of_each_opponent(tmp_path: Path) -> N
     """Win rate, matches and ratings by player; whose turn it is."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", matches_of(run, range(1, 4)))
+    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
     found = run.ghosts.ratings()["A"]
     assert (found.team, found.learning) == (0, True)
     assert found.elo > 1200 > found.opponents["A@1"].elo

@@ -17,7 +17,8 @@ from pipeline.simulation.compliance_trial import random_actions
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorId
 
-BUILT_IN = ("balance", "crowd", "goal", "goals", "rooms", "soccer")
+BUILT_IN = ("balance", "crowd", "duel", "goal", "goals", "rooms", "scramble", "soccer")
+PAIRS = ("balance", "duel", "goal", "scramble")
 STEPS = 600
 GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("goals", {"mixed": True}),
@@ -35,12 +36,16 @@ VARIANTS = [
     ("rooms", {"members": 3}),
     ("goal", {}),
     ("balance", {}),
+    ("duel", {"asymmetric": True}),
+    ("scramble", {"teams": 2, "pellets": 1}),
+    ("scramble", {}),
+    ("tag", {}),
 ]
 
 
 def test_the_built_in_games_are_made_by_name() -> None:
     """Each has its own behaviors, and takes areas and options."""
-    assert NAMES == ("balance", "crowd", "goal", "goals", "rooms", "soccer", "gymnasium", "pettingzoo")
+    assert (*BUILT_IN, "tag", "gymnasium", "pettingzoo") == NAMES
     for name in BUILT_IN:
         game = make(name, 2, behavior="Other")
         assert game.name == name
@@ -48,7 +53,7 @@ def test_the_built_in_games_are_made_by_name() -> None:
         (first, *_) = game.reset({}, 0)
         assert first.decisions is not None
         agents = first.decisions.agents.size
-        assert 2 <= agents < 40 if name == "crowd" else agents == (2 if name in ("balance", "goal") else 4)
+        assert 2 <= agents < 40 if name == "crowd" else agents == (2 if name in PAIRS else 4)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
