@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ import anyio
 
 from pipeline.coordination.ghosts import Ghosts, elsewhere, opponents_of
 from pipeline.coordination.ledger import Ledger
+from pipeline.coordination.route import LAST_EPISODES, Route
 from pipeline.coordination.self_play import SelfPlay
 from pipeline.coordination.tournament import Tournament
 from pipeline.errors import Closed, ServiceError
@@ -39,60 +39,14 @@ from pipeline.messages.service import (
     Segments,
     SteppingState,
 )
-from pipeline.queues.interface import Board, Delivery, ReceivingQueue, SendingQueue, Subscription
+from pipeline.queues.interface import Board, Subscription
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
 from pipeline.specs import BehaviorSpec
 
 STATE_FILE = "coordination.json"
 _SAVE_INTERVAL_S = 0.05
-_LAST_EPISODES = 100
 _LEAST_PLACES = 4
 _MOST_PLACES = 16
-
-
-class Route:
-    """One behavior's way from assembly to its learner.
-
-    Attributes:
-        held: deliveries that assembly still keeps, oldest first.
-        taken_before: steps its learners had taken before this start of coordination.
-        taken: steps its learners have taken in all.
-    """
-
-    def __init__(self, name: str, ledger: Ledger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
-        self.name = name
-        self.ledger = ledger
-        self.receiver = receiver
-        self.sender = sender
-        self.held: deque[Delivery] = deque()
-        self.taken_before = 0
-        self.taken = 0
-        self.last_returns: deque[float] = deque(maxlen=_LAST_EPISODES)
-        self.episodes = 0
-        self.done = False
-        self._acknowledged = 0
-        self._released = 0
-        sender.on_acknowledged(self._note_acknowledged)
-
-    @property
-    def steps(self) -> int:
-        """Steps that have come and that the learner has not acknowledged."""
-        return sum(delivery.steps for delivery in self.held) + self.receiver.statistics().queued_steps
-
-    @property
-    def releasable(self) -> int:
-        """Deliveries that the learner has acknowledged and assembly still keeps."""
-        return self._acknowledged - self._released
-
-    def release(self, count: int) -> None:
-        """Acknowledges the oldest `count` deliveries to assembly."""
-        for _ in range(count):
-            self.held.popleft().acknowledge()
-        self._released += count
-
-    def _note_acknowledged(self, messages: int, steps: int) -> None:
-        self._acknowledged = messages
-        self.taken = self.taken_before + steps
 
 
 class Coordination:
@@ -358,7 +312,7 @@ class Coordination:
                 self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
         returns = segments.episodes.returns
-        route.last_returns.extend(returns[-_LAST_EPISODES:].tolist())
+        route.last_returns.extend(returns[-LAST_EPISODES:].tolist())
         route.episodes += len(returns)
 
     def _log_incidents(self, route: Route) -> None:

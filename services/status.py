@@ -72,14 +72,16 @@ class Report:
     Attributes:
         status: content of `status.json`, None where there is none.
         summary: content of `summary.json`, None where there is none or the run was taken up again since.
+        self_play: what `coordination.json` says of self-play, None where there is none.
     """
 
     status: Mapping[str, Any] | None
     summary: Mapping[str, Any] | None
+    self_play: Mapping[str, Any] | None = None
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {"status": self.status, "summary": self.summary}
+        return {"status": self.status, "summary": self.summary, "self_play": self.self_play}
 
 
 def find(run: str, results_dir: Path) -> Path:
@@ -118,7 +120,9 @@ def read(folder: Path) -> Report:
         and _changed(folder / "status.json") > _changed(folder / "summary.json")
     ):
         summary = None
-    return Report(status=status, summary=summary)
+    books = _load(folder / "coordination.json") or {}
+    self_play = books.get("self_play") or {}
+    return Report(status=status, summary=summary, self_play=self_play.get("rules"))
 
 
 def _changed(path: Path) -> int:
@@ -159,11 +163,12 @@ def show(report: Report, time_s: float) -> RenderableType:
         report: of a run.
         time_s: now, in seconds since the epoch.
     """
+    opponents = [] if not (report.self_play or {}).get("sides") else [_opponents(report.self_play or {})]
     if report.summary is not None:
-        return Group(Text(_ending(report.summary)), _ended_behaviors(report.summary["behaviors"]))
+        return Group(Text(_ending(report.summary)), _ended_behaviors(report.summary["behaviors"]), *opponents)
     assert report.status is not None
     status = report.status
-    return Group(Text(_age(status, time_s)), _behaviors(status["behaviors"]), _services(status["services"]))
+    return Group(Text(_age(status, time_s)), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
 
 
 def _ending(summary: Mapping[str, Any]) -> str:
@@ -218,6 +223,17 @@ def _behaviors(behaviors: Mapping[str, Any]) -> Table:
             f"{one['in_flight']:,} of {one['budget']:,}",
             _books(one["figures"]["books"]),
         )
+    return table
+
+
+def _opponents(rules: Mapping[str, Any]) -> Table:
+    """Each learner under self-play, and how it fared against those it may meet again."""
+    table = _table("Learner", "Rating", "Opponent", "Rating", "Matches", "Won")
+    for name, side in rules["sides"].items():
+        for player, (matches, points) in side["records"].items():
+            ratings = (f"{rules['elo'][one]:,.0f}" if one in rules["elo"] else "-" for one in (name, player))
+            own, other = ratings
+            table.add_row(Text(name), own, Text(player), other, f"{matches:,}", f"{points / matches:.0%}")
     return table
 
 

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from pipeline.messages.matches import Assignment
 from pipeline.messages.service import BehaviorSpecs, BehaviorSteps, Permits, PolicyWeights, StepBatch, SteppingState
-from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS
+from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
 from pipeline.specs import BehaviorId
@@ -71,12 +71,7 @@ class Stepping:
         self._gathered_bytes = 0  # of their observations
         self._filled = anyio.Event()
         self._turn = anyio.Lock(fast_acquire=True)
-        for name, bounds in (
-            ("action_latency_s", LATENCY_BOUNDS),
-            ("withheld_s", LATENCY_BOUNDS),
-            ("batch_rows", ROW_BOUNDS),
-        ):
-            context.registry.histogram(name, bounds)
+        _prepare(context.registry)
 
     # ---------------------------------------------------------------- state from elsewhere
 
@@ -255,6 +250,16 @@ class Stepping:
         if not self.stepper.connections:
             return "simulators"
         return "a permit or weights" if self.stepper.withheld else "frames"
+
+
+def _prepare(registry: Registry) -> None:
+    """Names the histograms."""
+    for name, bounds in (
+        ("action_latency_s", LATENCY_BOUNDS),
+        ("withheld_s", LATENCY_BOUNDS),
+        ("batch_rows", ROW_BOUNDS),
+    ):
+        registry.histogram(name, bounds)
 
 
 def _share_of_update(buffer_size: int) -> int:

@@ -16,8 +16,8 @@ from pipeline.coordination.opponents import Elsewhere
 from pipeline.coordination.self_play import SelfPlay
 from pipeline.coordination.snapshots import Snapshots
 from pipeline.coordination.tournament import Tournament
-from pipeline.messages.matches import Results
-from pipeline.messages.service import PolicyWeights, Rated, Rating
+from pipeline.messages.matches import Rated, Rating, Results
+from pipeline.messages.service import PolicyWeights
 from pipeline.queues.interface import Board
 
 MATCHES_FILE: Final = "matches.jsonl"

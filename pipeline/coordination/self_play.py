@@ -20,7 +20,7 @@ from typing import Any, Final
 from pipeline.coordination.opponents import Elsewhere, Record, Side, draw
 from pipeline.coordination.ratings import Ratings
 from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.messages.matches import Assignment, Draw, Results
+from pipeline.messages.matches import Assignment, Draw, Results, one_by_one
 from pipeline.specs import BehaviorId
 
 SCRIPTED: Final = "scripted"
@@ -146,35 +146,24 @@ class SelfPlay:
 
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
         """Matches have ended; yields a line of the match table for each."""
-        at = 0
-        for number, drawn, simulator, seats in zip(
-            results.numbers.tolist(),
-            results.draws.tolist(),
-            results.simulators.tolist(),
-            results.seats.tolist(),
-            strict=True,
-        ):
-            rows = slice(at, at + seats)
-            at += seats
-            known = self._draws.get(drawn)
-            if not seats:
+        for ended in one_by_one(results):
+            known = self._draws.get(ended.draw)
+            if not ended.seats:
                 self.lost += 1
                 continue
             if known is None:
                 self.unknown += 1
                 continue
-            names = [results.names[one] for one in results.who[rows].tolist()]
-            scores = dict(zip(names, results.scores[rows].tolist(), strict=True))
-            players = {seat: self._player(known, BehaviorId.parse(seat)) for seat in names}
-            self._rate(known, players, scores)
+            players = {seat: self._player(known, BehaviorId.parse(seat)) for seat in ended.seats}
+            self._rate(known, players, ended.scores)
             yield {
-                "match": number,
-                "simulator": simulator,
-                "draw": drawn,
+                "match": ended.number,
+                "simulator": ended.simulator,
+                "draw": ended.draw,
                 "team": known.team,
                 "players": players,
-                "scores": {seat: score for seat, score in scores.items() if score >= 0},
-                "explicit": bool(results.explicit[rows].any()),
+                "scores": {seat: score for seat, score in ended.scores.items() if score >= 0},
+                "explicit": ended.explicit,
             }
 
     # ---------------------------------------------------------------- what follows

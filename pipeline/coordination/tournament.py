@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.messages.matches import NOBODY, Assignment, Draw, Results
+from pipeline.messages.matches import NOBODY, Assignment, Draw, Results, one_by_one
 from pipeline.specs import BehaviorId
 
 
@@ -93,31 +93,20 @@ class Tournament:
 
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
         """Matches have ended; yields a line for each."""
-        at = 0
-        for number, draw, simulator, seats in zip(
-            results.numbers.tolist(),
-            results.draws.tolist(),
-            results.simulators.tolist(),
-            results.seats.tolist(),
-            strict=True,
-        ):
-            rows = slice(at, at + seats)
-            at += seats
-            names = [results.names[one] for one in results.who[rows].tolist()]
-            lineup, teams = self._lineups.get(draw), self._order()
-            if lineup is None or not names:
-                self._ended[number] = 0
-                yield {"match": number, "simulator": simulator, "draw": draw, "lost": True}
+        for ended in one_by_one(results):
+            lineup, teams = self._lineups.get(ended.draw), self._order()
+            line = {"match": ended.number, "simulator": ended.simulator, "draw": ended.draw}
+            if lineup is None or not ended.seats:
+                self._ended[ended.number] = 0
+                yield {**line, "lost": True}
                 continue
-            self._ended[number] = draw
+            self._ended[ended.number] = ended.draw
             yield {
-                "match": number,
-                "simulator": simulator,
-                "draw": draw,
-                "players": {seat: self.players[lineup[teams.index(BehaviorId.parse(seat).team)]] for seat in names},
-                "scores": dict(zip(names, results.scores[rows].tolist(), strict=True)),
-                "rewards": dict(zip(names, results.rewards[rows].tolist(), strict=True)),
-                "explicit": bool(results.explicit[rows].any()),
+                **line,
+                "players": {s: self.players[lineup[teams.index(BehaviorId.parse(s).team)]] for s in ended.seats},
+                "scores": ended.scores,
+                "rewards": ended.rewards,
+                "explicit": ended.explicit,
             }
         while self._whole + 1 in self._ended:
             self._whole += 1

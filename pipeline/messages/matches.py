@@ -6,7 +6,8 @@ A *seat* is a behavior id ("Soccer?team=1"). In self-play one team learns; the s
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from pipeline.messages.schema import F32, I32, I64, record
 
@@ -75,3 +76,84 @@ class Results:
     explicit: I32
     rewards: F32
     before: int = 0
+
+
+class Ended(NamedTuple):
+    """One match of `Results`.
+
+    Attributes:
+        number: of it.
+        draw: number of its draw.
+        simulator: connection number.
+        seats: behavior ids of its rows.
+        scores: by seat.
+        rewards: by seat.
+        explicit: the simulator said who won.
+    """
+
+    number: int
+    draw: int
+    simulator: int
+    seats: list[str]
+    scores: dict[str, float]
+    rewards: dict[str, float]
+    explicit: bool
+
+
+def one_by_one(results: Results) -> Iterator[Ended]:
+    """The matches of a record."""
+    at = 0
+    heads = (results.numbers, results.draws, results.simulators, results.seats)
+    for number, draw, simulator, count in zip(*(column.tolist() for column in heads), strict=True):
+        rows = slice(at, at + count)
+        at += count
+        seats = [results.names[one] for one in results.who[rows].tolist()]
+        yield Ended(
+            number=number,
+            draw=draw,
+            simulator=simulator,
+            seats=seats,
+            scores=dict(zip(seats, results.scores[rows].tolist(), strict=True)),
+            rewards=dict(zip(seats, results.rewards[rows].tolist(), strict=True)),
+            explicit=bool(results.explicit[rows].any()),
+        )
+
+
+@record("rating")
+class Rating:
+    """A player that a learner has met.
+
+    Attributes:
+        elo: rating by matches of two teams.
+        mu: by matches of more.
+        matches: of the learner against it.
+        win_rate: of the learner, a draw counts half.
+    """
+
+    elo: float
+    mu: float
+    matches: int
+    win_rate: float
+
+
+@record("rated")
+class Rated:
+    """A learner under self-play.
+
+    Attributes:
+        team: that learns now, -1 before it is known.
+        learning: it is one of this behavior name's.
+        elo: rating by matches of two teams.
+        mu: by matches of more.
+        sigma: how uncertain that is.
+        ghost_steps: steps that ghosts have played.
+        opponents: by player, those it has met and may meet again.
+    """
+
+    team: int
+    learning: bool
+    elo: float
+    mu: float
+    sigma: float
+    ghost_steps: int
+    opponents: dict[str, Rating]

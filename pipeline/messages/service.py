@@ -15,7 +15,7 @@ from dataclasses import field
 
 import numpy as np
 
-from pipeline.messages.matches import Results
+from pipeline.messages.matches import Rated, Results
 from pipeline.messages.schema import (
     F32,
     I32,
@@ -536,46 +536,6 @@ class Books:
     stale: int
     lost: int
     open: int
-
-
-@record("rating")
-class Rating:
-    """A player that a learner has met.
-
-    Attributes:
-        elo: rating by matches of two teams.
-        mu: by matches of more.
-        matches: of the learner against it.
-        win_rate: of the learner, a draw counts half.
-    """
-
-    elo: float
-    mu: float
-    matches: int
-    win_rate: float
-
-
-@record("rated")
-class Rated:
-    """A learner under self-play.
-
-    Attributes:
-        team: that learns now, -1 before it is known.
-        learning: it is one of this behavior name's.
-        elo: rating by matches of two teams.
-        mu: by matches of more.
-        sigma: how uncertain that is.
-        ghost_steps: steps that ghosts have played.
-        opponents: by player, those it has met and may meet again.
-    """
-
-    team: int
-    learning: bool
-    elo: float
-    mu: float
-    sigma: float
-    ghost_steps: int
-    opponents: dict[str, Rating]
 
 
 @record("run_state")
