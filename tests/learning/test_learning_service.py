@@ -16,6 +16,7 @@ from trio.testing import MockClock
 from pipeline.errors import Closed
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
+from pipeline.messages.matches import Assignment, Draw
 from pipeline.messages.service import LearnerState, PolicyWeights, RunState
 from pipeline.metrics import LAG_BOUNDS
 from pipeline.queues.interface import Capacity
@@ -108,9 +109,10 @@ class FakeBoard:
 
 
 class FakeQueue:
-    """A buffer of steps in each message, `count` of them."""
+    """A buffer of steps in each message, `count` of them; and a board that says nothing, or what it is given."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, latest: dict[str, Any] | None = None) -> None:
+        self.latest = {} if latest is None else latest
         self._left = iter(range(1, count + 1))
 
     async def get(self) -> Any:
@@ -119,10 +121,12 @@ class FakeQueue:
         raise Closed("the end")
 
 
-def learning_of(context: Context, policies: FakeBoard, state: FakeBoard, messages: int = 0) -> Learning:
+def learning_of(
+    context: Context, policies: FakeBoard, state: FakeBoard, messages: int = 0, said: dict[str, Any] | None = None
+) -> Learning:
     learner = Learner("Test", HYBRID, context.run.settings.behaviors["Test"], seed=1)
     context.registry.histogram("lag/Test", LAG_BOUNDS)
-    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0))  # type: ignore[arg-type]
+    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0, said))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- versions only rise
@@ -268,3 +272,27 @@ async def test_a_recovery_checkpoint_is_never_older_than_its_interval_an_update_
     await service.loop()
     assert len(ages) > 40
     assert max(ages) <= INTERVAL_S + 2 * UPDATE_S + 1e-9
+
+
+@pytest.mark.anyio
+async def test_a_change_of_the_learning_team_is_followed_by_a_recovery_checkpoint(tmp_path):
+    """What the team has learned is kept at the end of its turn, however lately it was before."""
+    said: dict[str, Any] = {}
+    folder = CheckpointFolder(tmp_path, "Test")
+    found: list[list[str]] = []
+
+    class Turning(FakeBoard):
+        """After the fourth version team 1 learns."""
+
+        def publish(self, key: str, record: LearnerState) -> None:
+            super().publish(key, record)
+            team = int(record.version > 4)
+            said["assignment"] = Assignment(serial=1 + team, draws=(Draw(number=1, team=team, ghosts={}),))
+            found.append([path.name for path in folder.newest_first()])
+
+    service = learning_of(context_of(tmp_path, 1, clock=lambda: 0.0), FakeBoard(), Turning(), messages=8, said=said)
+    await service.begin(0)
+    await service.loop()
+    first = next(names for names in found if names)
+    assert first == [f"recovery-{4 * BUFFER:012d}-0005"]
+    assert all(names in ([], first) or "checkpoint" in names[0] for names in found)

@@ -64,6 +64,7 @@ def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -
                 "lag": {"mean": 1.0, "max": 1.0},
                 "checkpoint": "Balance/Balance-24000.safetensors",
                 "weights_sha256": "ab",
+                "self_play": None,
             }
         },
     }

@@ -159,6 +159,7 @@ async def test_episodes_longer_than_a_segment_and_a_budget_are_whole(tmp_path: P
     assert recorded(tmp_path) == told(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_an_episode_that_never_ends_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     """The run ends; of what began later nothing counts, because short episodes would count more."""
