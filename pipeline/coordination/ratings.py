@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from openskill.models import PlackettLuce
 
-K: Final = 16.0
-"""How far one match moves an Elo rating at most."""
 _SCALE: Final = 400.0
 
 
@@ -26,20 +24,16 @@ def expected(own: float, other: float) -> float:
 class Ratings:
     """The ratings of all players.
 
-    Args:
-        k: of Elo.
-
     Attributes:
         elo: by player.
         skills: mu and sigma, by player.
         matches: rated so far.
     """
 
-    def __init__(self, k: float = K) -> None:
+    def __init__(self) -> None:
         self.elo: dict[str, float] = {}
         self.skills: dict[str, tuple[float, float]] = {}
         self.matches = 0
-        self._k = k
         self._model = PlackettLuce()
 
     def enter(self, player: str, *, elo: float = 1200.0, like: str | None = None) -> None:
@@ -57,16 +51,17 @@ class Ratings:
         self.elo.pop(player, None)
         self.skills.pop(player, None)
 
-    def rate(self, teams: Sequence[Sequence[str]], scores: Sequence[float]) -> None:
+    def rate(self, teams: Sequence[Sequence[str]], scores: Sequence[float], k: float = 16.0) -> None:
         """One match.
 
         Args:
             teams: players of each, at least two teams.
             scores: of each team: 1 won, 0.5 drawn, 0 lost; with more than two teams, the higher the better.
+            k: how far an Elo rating moves at most.
         """
         self.matches += 1
         if len(teams) == 2:
-            self._rate_two(teams[0], teams[1], scores[0])
+            self._rate_two(teams[0], teams[1], scores[0], k)
             return
         before = [[self._model.create_rating(list(self.skills[player])) for player in team] for team in teams]
         after: Any = self._model.rate(before, scores=[float(score) for score in scores])
@@ -77,8 +72,8 @@ class Ratings:
         for player, found in moved.items():
             self.skills[player] = statistics.mean(mu for mu, _ in found), statistics.mean(sigma for _, sigma in found)
 
-    def _rate_two(self, team: Sequence[str], others: Sequence[str], score: float) -> None:
-        change = self._k * (score - expected(self._mean(team), self._mean(others)))
+    def _rate_two(self, team: Sequence[str], others: Sequence[str], score: float, k: float) -> None:
+        change = k * (score - expected(self._mean(team), self._mean(others)))
         for player in team:
             self.elo[player] += change
         for player in others:

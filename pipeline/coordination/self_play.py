@@ -289,7 +289,8 @@ class SelfPlay:
             self.ratings.enter(SCRIPTED, elo=self.sides[teams[drawn.team][0]].settings.initial_elo)
             teams[drawn.team + 1] = [SCRIPTED]
         results = [sum(found[team]) / len(found[team]) if team in found else 1 - own for team in teams]
-        self.ratings.rate(list(teams.values()), results)
+        k = self.sides[teams[drawn.team][0]].settings.elo_k
+        self.ratings.rate(list(teams.values()), results, k)
         for learner in teams[drawn.team]:
             for opponents, other in list(zip(teams.values(), results, strict=True))[1:]:
                 for opponent in opponents:

@@ -49,6 +49,7 @@ class SelfPlaySettings(BaseModel):
         window: how many snapshots are kept.
         play_against_latest_model_ratio: probability of the latest policy as opponent.
         initial_elo: rating at the start.
+        elo_k: how far one match moves an Elo rating at most.
         opponent_sampling: how a snapshot is drawn: `uniform`, or `prioritized`: the harder the more often.
         opponents: others than snapshots of the run.
         keep_all_snapshots: those that leave the window stay on disk.
@@ -62,6 +63,7 @@ class SelfPlaySettings(BaseModel):
     window: int = Field(default=10, ge=1)
     play_against_latest_model_ratio: float = Field(default=0.5, ge=0, le=1)
     initial_elo: float = 1200.0
+    elo_k: float = Field(default=16.0, gt=0)
     opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
     opponents: tuple[OpponentSettings, ...] = Field(default=(), strict=False)  # JSON knows lists only
     keep_all_snapshots: bool = False

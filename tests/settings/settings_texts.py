@@ -99,6 +99,7 @@ behaviors:
       window: 12
       play_against_latest_model_ratio: 0.4
       initial_elo: 1300.0
+      elo_k: 8.0
       opponent_sampling: prioritized
       keep_all_snapshots: true
       opponents:
