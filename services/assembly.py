@@ -32,6 +32,7 @@ class Assembly:
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
         self._warned: set[str] = set()
+        self._introduced: set[str] = set()  # sources that have told us of all their agents
         self._sources: dict[str, str] = {}
         self._cuts = Cuts(behaviors={})
         self._cut: dict[tuple[str, str], int] = {}
@@ -41,6 +42,9 @@ class Assembly:
         """Assembles a batch and sends what is finished."""
         async with self._turn:
             await self._replace(batch.source)
+            if self._comes_again(batch):
+                await self._skip(batch)
+                return
             grouped = [part for part in batch.parts if self._in_groups(part.behavior)]
             if grouped:
                 await self._take_groups(batch.source, grouped)
@@ -48,6 +52,33 @@ class Assembly:
                 if not self._in_groups(part.behavior):
                     await self._take_part(batch.source, part)
                 await self._cut_if_due(part.behavior, batch.source)
+
+    def _comes_again(self, batch: StepBatch) -> bool:
+        """Whether our former start may have had a batch: it was made before its source had heard of us.
+
+        What it had may have been sent on. Taken once more, steps of agents that begin in it would be trained twice.
+        """
+        if batch.introduces or self._context.first:
+            self._introduced.add(batch.source)
+        return batch.source not in self._introduced and any(part.produced_before for part in batch.parts)
+
+    async def _skip(self, batch: StepBatch) -> None:
+        """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""
+        for part in batch.parts:
+            if self._in_groups(part.behavior):
+                groups = self._groups_of(batch.source)
+                groups.skip(part)
+                await self._send([groups.greeting(part.behavior)])
+            else:
+                assembler = self._assembler(part.behavior, batch.source)
+                assembler.skip(part)
+                await self._send([assembler.greeting()])
+            await self._cut_if_due(part.behavior, batch.source)
+
+    def _groups_of(self, source: str) -> GroupAssembler:
+        if source not in self._groups:
+            self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
+        return self._groups[source]
 
     async def _take_part(self, source: str, part: BehaviorSteps) -> None:
         self._warn_of_mates(source, part)
@@ -73,9 +104,7 @@ class Assembly:
             )
 
     async def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
-        groups = self._groups.get(source)
-        if groups is None:
-            groups = self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
+        groups = self._groups_of(source)
         new = [part.behavior for part in parts if part.behavior not in groups.members]
         groups.apply(parts)
         await self._send([groups.greeting(behavior) for behavior in new])

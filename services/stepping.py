@@ -161,7 +161,8 @@ class Stepping:
     async def _hand_on(self) -> None:
         """Sends assembly what has gathered."""
         if self.stepper.has_steps:
-            batch, rows = StepBatch(source=self._context.start, parts=self.stepper.take_steps()), self._gathered
+            introduces, rows = self.stepper.introduced, self._gathered
+            batch = StepBatch(source=self._context.start, parts=self.stepper.take_steps(), introduces=introduces)
             self._gathered = self._gathered_bytes = 0
             self._context.waiting_for = "credit for steps"
             await self._sender.put(batch, rows)

@@ -92,6 +92,12 @@ class Assembler:
             self._account.count(sum(completed[at:following]), found)
             at = following
 
+    def skip(self, part: BehaviorSteps) -> None:
+        """Counts the steps of some wake-ups as not recorded; matches that ended are kept."""
+        self._account.begin(part.produced_before, part.ghosts)
+        self._account.count(int(part.completed.sum()), 0)
+        self._notes.ended(part.results)
+
     def close_all(self) -> None:
         """The source is gone: everything open is interrupted, every agent is gone."""
         self._interrupt(np.flatnonzero(self.block.live).astype(np.int32))

@@ -87,6 +87,13 @@ class GroupAssembler:
             self._tick(number, {one: happened for one, happened in told if not happened.only_lost})
             self._lose([(one, happened.lost) for one, happened in told if happened.only_lost])
 
+    def skip(self, part: BehaviorSteps) -> None:
+        """Counts the steps of some wake-ups as not recorded; matches that ended are kept."""
+        members = self.of(part.behavior)
+        members.account.begin(part.produced_before, part.ghosts)
+        members.account.count(int(part.completed.sum()), 0)
+        members.notes.ended(part.results)
+
     def close_all(self) -> None:
         """The source is gone: everything open is interrupted, every agent is gone."""
         self._lose([(one, np.flatnonzero(one.block.live).astype(np.int32)) for one in self.members.values()])

@@ -158,11 +158,19 @@ class BehaviorSteps:
 
 @record("step_batch")
 class StepBatch:
-    """What one source did in one or several wake-ups."""
+    """What one source did in one or several wake-ups.
+
+    Attributes:
+        source: its start.
+        parts: by behavior name.
+        statistics: of its simulators.
+        introduces: it tells of all live agents, for a reader that is new.
+    """
 
     source: str
     parts: tuple[BehaviorSteps, ...]
     statistics: tuple[Statistic, ...] = ()
+    introduces: bool = False
 
 
 # ---------------------------------------------------------------- assembly -> coordination -> learning

@@ -48,6 +48,9 @@ class Wake:
 class Stepper:
     """All simulators and behaviors of one stepping process.
 
+    Attributes:
+        introduced: what `take_steps` will return tells of all live agents, because a reader is new.
+
     Args:
         policies: the current weights by behavior name; a missing one makes its agents wait.
         ghosts: other weights that an assignment names, by behavior name and number.
@@ -80,6 +83,7 @@ class Stepper:
         self._ticks: dict[str, Tick] = {}  # of this wake-up
         self._told = Told()
         self._rejoin = False
+        self.introduced = False
 
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
@@ -196,6 +200,7 @@ class Stepper:
 
     def take_steps(self) -> tuple[BehaviorSteps, ...]:
         """What assembly gets of the wake-ups since the last call, in order of behavior names."""
+        self.introduced = False
         return self._told.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
 
     def state(self) -> dict[str, Produced]:
@@ -360,6 +365,7 @@ class Stepper:
     def _tell_again(self) -> None:
         """Adds all live agents of each behavior: their reader is new."""
         self._rejoin = False
+        self.introduced = True
         for name, behavior in self.behaviors.items():
             tick = self._tick(name)
             live = np.flatnonzero(behavior.table.live & behavior.table.learning).astype(np.int32)
