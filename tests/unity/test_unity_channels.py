@@ -1,0 +1,156 @@
+"""Side channels: bytes as Unity's side writes and reads them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import SettingsError
+from pipeline.messages.simulator import Statistic
+from pipeline.unity import RECORD_AGAIN, Unreadable, channels
+
+ENGINE = bytes.fromhex("2c3451e97e4fea11b238784f4387d1f7")
+PARAMETERS = bytes.fromhex("1e894c530f81ea11a9d0822485860400")
+STATISTICS = bytes.fromhex("b7f7d8a1c8cef950b78bd3e165a78520")
+UNKNOWN = UUID("33221100-1111-2222-3333-444444444444").bytes_le
+
+
+def message(channel: bytes, payload: bytes) -> bytes:
+    return channel + struct.pack("<i", len(payload)) + payload
+
+
+def statistic(name: bytes, value: float, aggregation: int) -> bytes:
+    return message(STATISTICS, struct.pack("<i", len(name)) + name + struct.pack("<fi", value, aggregation))
+
+
+def test_engine_settings_are_one_message_each() -> None:
+    told = channels.engine(
+        resolution=(84, 48), quality_level=5, time_scale=20.0, target_frame_rate=-1, capture_frame_rate=60
+    )
+    assert told == (
+        ENGINE
+        + bytes.fromhex("0c000000 00000000 54000000 30000000")
+        + ENGINE
+        + bytes.fromhex("08000000 01000000 05000000")
+        + ENGINE
+        + bytes.fromhex("08000000 02000000 0000a041")
+        + ENGINE
+        + bytes.fromhex("08000000 03000000 ffffffff")
+        + ENGINE
+        + bytes.fromhex("08000000 04000000 3c000000")
+    )
+
+
+def test_engine_settings_that_are_not_told_stay() -> None:
+    assert channels.engine() == b""
+    assert channels.engine(target_frame_rate=0) == ENGINE + bytes.fromhex("08000000 03000000 00000000")
+
+
+def test_a_parameter_is_its_name_and_a_float() -> None:
+    payload = bytes.fromhex("04000000 6d617373 00000000 0000c03f")
+    assert channels.parameter("mass", 1.5) == PARAMETERS + bytes.fromhex("10000000") + payload
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "rest"),
+    [
+        ("uniform", [0.5, 2.0], "00000000 0000003f 00000040"),
+        ("gaussian", [0.5, 2.0], "01000000 0000003f 00000040"),
+        ("multirangeuniform", [0.5, 1.0, 2.0, 4.0], "02000000 04000000 0000003f 0000803f 00000040 00008040"),
+    ],
+)
+def test_a_sampler_is_its_name_seed_kind_and_numbers(kind: Any, values: list[float], rest: str) -> None:
+    payload = bytes.fromhex("01000000 67 01000000 feffffff" + rest)
+    assert channels.sampler("g", kind, values, -2) == message(PARAMETERS, payload)
+
+
+@pytest.mark.parametrize(
+    ("tell", "reason"),
+    [
+        (lambda: channels.parameter("größe", 1.0), "'größe'.*ASCII"),
+        (lambda: channels.parameter("mass", math.nan), "mass.*32 bits"),
+        (lambda: channels.parameter("mass", 1e300), "mass.*32 bits"),
+        (lambda: channels.engine(quality_level=2**31), "engine settings.*32 bits"),
+        (lambda: channels.engine(resolution=(84, -(2**40))), "engine settings.*32 bits"),
+        (lambda: channels.sampler("g", "uniform", [1.0], 0), "'uniform'"),
+        (lambda: channels.sampler("g", "multirangeuniform", [], 0), "'multirangeuniform'"),
+        (lambda: channels.sampler("g", "multirangeuniform", [1.0, 2.0, 3.0], 0), "'multirangeuniform'"),
+        (lambda: channels.sampler("g", "triangular", [1.0, 2.0], 0), "'triangular'"),  # type: ignore[arg-type]
+        (lambda: channels.sampler("g", "uniform", [1.0, math.inf], 0), "sampler .*'g'.*32 bits"),
+        (lambda: channels.sampler("g", "uniform", [1.0, 2.0], 2**31), "sampler .*'g'.*32 bits"),
+    ],
+)
+def test_what_the_wire_can_not_hold_is_refused(tell: Any, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        tell()
+
+
+def test_statistics_are_read_and_other_channels_skipped() -> None:
+    data = (
+        message(UNKNOWN, b"hello")
+        + statistic(b"Goals", 1.5, 0)
+        + message(ENGINE, b"")
+        + b"".join(statistic(b"a/b", -2.0, aggregation) for aggregation in (1, 2, 3))
+        + message(STATISTICS, struct.pack("<i1s", 1, b"n") + struct.pack("<fi", 3.0, 2) + b"newer")
+    )
+    assert [(one.name, one.value, one.aggregation) for one in channels.statistics(data)] == [
+        ("Goals", 1.5, "average"),
+        ("a/b", -2.0, "most_recent"),
+        ("a/b", -2.0, "sum"),
+        ("a/b", -2.0, "histogram"),
+        ("n", 3.0, "sum"),
+    ]
+    assert channels.statistics(b"") == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (STATISTICS + b"\0\0\0", "19 bytes .* cut off"),
+        (message(UNKNOWN, b"abc")[:-1], "3 bytes told of and 2 there"),
+        (UNKNOWN + struct.pack("<i", -1), "-1 bytes told of"),
+        (message(STATISTICS, b"\0\0\0"), "3 bytes of a statistic"),
+        (message(STATISTICS, struct.pack("<i", 0) + b"\0" * 7), "a statistic of 11 bytes with a name of 0"),
+        (message(STATISTICS, struct.pack("<i", -5) + b"\0" * 8), "a name of -5"),
+        (message(STATISTICS, struct.pack("<i", 2**31 - 1) + b"\0" * 8), "a name of 2147483647"),
+        (statistic(b"x", math.nan, 0), "'x' of nan"),
+        (statistic(b"x", -math.inf, 0), "'x' of -inf"),
+        (statistic(b"x", 1.0, 4), "'x' with aggregation 4"),
+        (statistic(b"x", 1.0, -1), "'x' with aggregation -1"),
+    ],
+)
+def test_lengths_that_lie_and_numbers_that_are_none_are_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason) as raised:
+        channels.statistics(statistic(b"good", 1.0, 0) + data)
+    assert raised.value.remedy != RECORD_AGAIN
+
+
+@given(st.lists(st.tuples(st.uuids(), st.binary(max_size=40))), st.data())
+def test_messages_come_apart_as_they_were_put_together(sent: list[tuple[UUID, bytes]], data: st.DataObject) -> None:
+    """And a cut anywhere but between two messages is noticed."""
+    parts = [message(channel.bytes_le, payload) for channel, payload in sent]
+    whole = b"".join(parts)
+    assert list(channels.received(whole)) == sent
+    at = data.draw(st.integers(0, len(whole)))
+    ends = {sum(map(len, parts[:number])) for number in range(len(parts) + 1)}
+    if at in ends:
+        assert list(channels.received(whole[:at])) == sent[: sorted(ends).index(at)]
+        return
+    with pytest.raises(Unreadable):
+        list(channels.received(whole[:at]))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_statistics_or_refused(data: bytes) -> None:
+    for content in (data, message(STATISTICS, data)):
+        try:
+            found = channels.statistics(content)
+        except Unreadable:
+            continue
+        assert all(isinstance(one, Statistic) and math.isfinite(one.value) for one in found)
