@@ -41,10 +41,7 @@ class Perceptron(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [inputs, *units, len(output_gains)]
-        self.layers = nn.ModuleList(
-            nn.utils.skip_init(nn.Linear, before, after)  # type: ignore[no-untyped-call]
-            for before, after in pairwise(sizes)
-        )
+        self.layers = nn.ModuleList(unset_linear(before, after) for before, after in pairwise(sizes))
         self.output = f"layers.{len(sizes) - 2}"
         self._chain: tuple[nn.Parameter, ...] = tuple(self.layers.parameters())
         with torch.no_grad():
@@ -63,6 +60,17 @@ class Perceptron(nn.Module):
         """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
         *chain, weight, bias = (parameter.detach() for parameter in self._chain)
         return partial(_infer, _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])]))
+
+
+def unset_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer whose weights are still to be drawn.
+
+    Torch's own `skip_init` does the same and imports a computer algebra system for it: half a second of a start.
+    """
+    layer = nn.Linear(inputs, outputs, device="meta")  # draws nothing from the global generator
+    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
+    layer.bias = nn.Parameter(torch.empty(outputs))
+    return layer
 
 
 def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

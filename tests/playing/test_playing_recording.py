@@ -19,8 +19,9 @@ from playing_helpers import SPEC, Episode, Split, ended, message, played, withou
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from pipeline.demonstrations.episodes import FORMAT, VERSION, Recording, RecordingError, encode, read
 from pipeline.playing import recording
-from pipeline.playing.recording import FORMAT, VERSION, Recorder, Recording, RecordingError, encode, read
+from pipeline.playing.recording import Recorder
 
 Change = Callable[[dict[str, Any], dict[str, str]], Any]
 
@@ -288,8 +289,13 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
 
 
 def test_a_file_of_numbers_that_numpy_has_not_is_refused(tmp_path: Path) -> None:
-    header = json.dumps({"rewards": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    """Also where a library has taught numpy to have them."""
+    content = save(*good())
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["rewards"] |= {"dtype": "BF16", "shape": [2 * header["rewards"]["shape"][0]]}
+    changed = json.dumps(header).encode()
+    (tmp_path / "file").write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
     refused(tmp_path / "file", "bfloat16")
 
 

@@ -1,0 +1,162 @@
+"""Recorded episodes: one columnar file format, without code in it.
+
+A file is in the format of safetensors. Its metadata say `format` ("sparring-episodes"), `version` ("1"), `behavior`
+(name) and `spec` (JSON of the behavior's observations and actions). Its tensors, r steps of e episodes one after the
+other, each episode's steps in order:
+
+    lengths             [e] int32       steps of each episode
+    agents              [e] int64       number of the agent's life
+    teams, simulators   [e] int32       team, connection number of the simulator
+    groups              [e] int64       group key, 0 for none
+    terminated          [e] bool        the task ended; else the episode was cut
+    observation.I       [r, *shape]     I-th observation of the spec, as the simulator sent it
+    final_observation.I [e, *shape]     ... after the last step
+    continuous          [r, C] float32  continuous actions as the simulator got them, in [-1, 1]
+    discrete            [r, D] int32    chosen index of each branch
+    masks               [r, K] bool     forbidden choices; absent where nothing was
+    rewards             [r] float32     the agent's own reward of the step
+    group_rewards       [r] float32     its group's
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from pipeline.errors import Explained
+from pipeline.specs import BehaviorSpec, read_spec
+
+FORMAT: Final = "sparring-episodes"
+VERSION: Final = "1"
+SUFFIX: Final = ".episodes.safetensors"
+
+Arrays = dict[str, NDArray[Any]]
+
+PER_EPISODE: Final = ("lengths", "agents", "teams", "simulators", "groups", "terminated")
+PER_STEP: Final = ("continuous", "discrete", "rewards", "group_rewards")
+
+
+class RecordingError(Explained):
+    """A file that does not hold recorded episodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """The content of a file.
+
+    Attributes:
+        behavior: name.
+        spec: of it.
+        columns: by name, as the module's documentation lists them.
+    """
+
+    behavior: str
+    spec: BehaviorSpec
+    columns: Arrays
+
+
+def encode(recording: Recording) -> bytes:
+    """A file's content."""
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "behavior": recording.behavior,
+        "spec": json.dumps(dataclasses.asdict(recording.spec)),
+    }
+    return save({name: np.ascontiguousarray(column) for name, column in recording.columns.items()}, metadata)
+
+
+def read(path: Path) -> Recording:
+    """Reads a file.
+
+    Raises:
+        RecordingError: it is no such file, or its columns do not fit together.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: of a dtype that numpy does not have
+        raise _refused(path, str(error)) from error
+    if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+        raise _refused(path, f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
+    try:
+        spec = read_spec(json.loads(metadata["spec"]))
+        recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
+    except (ValueError, KeyError, TypeError, RecursionError, Explained) as error:
+        raise _refused(path, f"a spec that can not be read ({error})") from error
+    lengths = columns.get("lengths")
+    if lengths is None or lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
+        raise _refused(path, "column 'lengths' that is not one int32 of at least 1 for each episode")
+    for name, (dtype, shape) in _expected(recording).items():
+        column = columns.get(name)
+        if column is None or column.dtype != dtype or column.shape != shape:
+            found = "nothing" if column is None else f"{column.dtype} {column.shape}"
+            raise _refused(path, f"{found} for column {name!r} where {np.dtype(dtype)} {shape} is expected")
+    return recording
+
+
+def _expected(recording: Recording) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Dtype and shape of each column that must be there; `masks` where it is."""
+    columns, spec = recording.columns, recording.spec
+    e, r = len(columns["lengths"]), int(columns["lengths"].sum(dtype=np.int64))
+    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "agents": (np.int64, (e,)),
+        "teams": (np.int32, (e,)),
+        "simulators": (np.int32, (e,)),
+        "groups": (np.int64, (e,)),
+        "terminated": (np.bool_, (e,)),
+        "continuous": (np.float32, (r, spec.actions.continuous)),
+        "discrete": (np.int32, (r, len(spec.actions.discrete))),
+        "rewards": (np.float32, (r,)),
+        "group_rewards": (np.float32, (r,)),
+    }
+    for at, one in enumerate(spec.observations):
+        expected[f"observation.{at}"] = (np.dtype(one.dtype), (r, *one.shape))
+        expected[f"final_observation.{at}"] = (np.dtype(one.dtype), (e, *one.shape))
+    if "masks" in columns:
+        expected["masks"] = (np.bool_, (r, spec.actions.mask_size))
+    return expected
+
+
+def _per_step(name: str) -> bool:
+    return name in PER_STEP or name == "masks" or name.startswith("observation.")
+
+
+def joined(parts: list[Arrays]) -> Arrays:
+    """One episode of its segments."""
+    last = {name: column for name, column in parts[-1].items() if not _per_step(name)}
+    last["lengths"] = np.array([sum(int(part["lengths"][0]) for part in parts)], np.int32)
+    return last | _steps(parts)
+
+
+def stacked(episodes: list[Arrays]) -> Arrays:
+    """All episodes, one after the other."""
+    names = [name for name in episodes[0] if not _per_step(name)]
+    return {name: np.concatenate([one[name] for one in episodes]) for name in names} | _steps(episodes)
+
+
+def _steps(parts: list[Arrays]) -> Arrays:
+    names = [name for name in parts[0] if _per_step(name) and name != "masks"]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    like = next((part["masks"] for part in parts if "masks" in part), None)
+    if like is not None:
+        free = [part.get("masks", np.zeros((len(part["rewards"]), like.shape[1]), np.bool_)) for part in parts]
+        columns["masks"] = np.concatenate(free)
+    return columns
+
+
+def _refused(path: Path, got: str) -> RecordingError:
+    return RecordingError(
+        got=f"{path}: {got}",
+        expected=f"recorded episodes: a safetensors file of format {FORMAT!r} version {VERSION!r}",
+        remedy="record it again, or give the path of another file",
+    )

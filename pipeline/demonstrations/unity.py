@@ -1,0 +1,199 @@
+"""ML-Agents' `.demo` files as recorded episodes.
+
+A pair of the file is written when its agent asks for a decision, before it has one. It holds
+
+    what the agent sees now and the choices that are forbidden now,
+    the action and the reward since its decision before,
+    whether the episode is over: then what it sees is the final observation, and nothing is decided.
+
+So a step here is a pair's observation and mask with the *next* pair's action and reward, and k pairs of an episode are
+k - 1 steps and its final observation. ML-Agents' own loader shifts the reward likewise, but gives an observation the
+action of its own pair, which is the one that led to it: one decision late. The recorder is the witness: it writes a
+pair when the decision is asked for, before it is made, an episode's first pair has an empty action, and its last pair
+the action that ended it (ML-Agents, pull request 1999). For files of a program that writes pairs as that loader reads
+them there is `actions="own"`.
+
+* An episode of a single pair has no step and is left out. One that is not over when the file ends is cut after its last
+  pair. `max_step_reached` is a cut too, not a termination.
+* Pairs belong together by the agent's id; episodes stand in the order of their ends.
+* Continuous actions are clipped to [-1, 1], the range of a trained policy; Unity's heuristics may go beyond it.
+* Columns: `agents` are Unity's ids, `simulators` are 0, `teams` come from the behavior's name `Name?team=N`.
+* Observations: see `pipeline/unity/observations.py`; messages: `pipeline/unity/messages.proto`, and where they stand:
+  `framing.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.demonstrations.episodes import Arrays, Recording, RecordingError
+from pipeline.demonstrations.framing import content
+from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, SpecError
+from pipeline.unity import RECORD_AGAIN, Unreadable
+from pipeline.unity.actions import action_spec
+from pipeline.unity.observations import Sensor, arrays, decoded, sensors
+
+ActionsOf = Literal["previous", "own"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pair:
+    """One pair: what the agent sees, and what came of its decision before.
+
+    Attributes:
+        number: of the pair in the file, from 0.
+        mask: [K] or [0].
+        action: message.
+    """
+
+    number: int
+    agent: int
+    group: int
+    observations: list[NDArray[Any]]
+    mask: NDArray[np.bool_]
+    reward: float
+    group_reward: float
+    done: bool
+    cut: bool
+    action: Any
+
+
+def read(path: Path, *, actions: ActionsOf = "previous") -> Recording:
+    """Reads a `.demo` file.
+
+    Args:
+        path: of the file.
+        actions: which decision's action a pair holds: of the one before, as Unity's recorder writes it, or of its own
+            observation.
+
+    Raises:
+        RecordingError: it is no such file, was cut off, does not fit together, holds no whole step, or a library that
+            reads it is missing.
+    """
+    try:
+        return _recording(path.read_bytes(), path.stem, actions)
+    except Unreadable as error:
+        raise _refused(path, str(error), error.remedy) from error
+    except SpecError as error:
+        raise _refused(path, f"{error.got}, where {error.expected} is needed", RECORD_AGAIN) from error
+    except OSError as error:
+        raise _refused(path, str(error), "correct the path") from error
+
+
+def _refused(path: Path, got: str, remedy: str) -> RecordingError:
+    return RecordingError(got=f"{path}: {got}", expected="demonstrations of Unity: a whole .demo file", remedy=remedy)
+
+
+def _recording(data: bytes, stem: str, actions: ActionsOf) -> Recording:
+    found = content(data)
+    behavior = BehaviorId.parse(found.brain.brain_name) if found.brain.brain_name else BehaviorId(name=stem)
+    if not found.pairs:
+        raise Unreadable("no step")
+    actions_spec = action_spec(found.brain)
+    all_sensors = sensors(decoded(found.pairs[0].agent_info.observations))
+    spec = BehaviorSpec(observations=tuple(sensor.spec for sensor in all_sensors), actions=actions_spec)
+    pairs = (_pair(i, message, all_sensors, actions_spec) for i, message in enumerate(found.pairs))
+    episodes = [episode for episode in _episodes(pairs) if len(episode) > 1]
+    if not episodes:
+        raise Unreadable(f"no whole step in {len(found.pairs)} pairs")
+    columns = _of_episodes(episodes, behavior.team, spec) | _of_steps(episodes, spec, actions)
+    return Recording(behavior=behavior.name, spec=spec, columns=columns)
+
+
+def _pair(number: int, message: Any, all_sensors: tuple[Sensor, ...], spec: ActionSpec) -> _Pair:
+    info = message.agent_info
+    if not np.isfinite((info.reward, info.group_reward)).all():
+        raise Unreadable(f"rewards {info.reward} and {info.group_reward} of the group in pair {number}")
+    if len(info.action_mask) not in (0, spec.mask_size):
+        raise Unreadable(f"a mask of {len(info.action_mask)} in pair {number} for branches {spec.discrete}")
+    try:
+        observations = arrays(all_sensors, decoded(info.observations))
+    except Unreadable as error:
+        raise Unreadable(f"{error} in pair {number}", error.remedy) from error
+    return _Pair(
+        number=number,
+        agent=info.id,
+        group=info.group_id,
+        observations=observations,
+        mask=np.frombuffer(info.action_mask, np.uint8) != 0,
+        reward=info.reward,
+        group_reward=info.group_reward,
+        done=info.done,
+        cut=info.max_step_reached,
+        action=message.action_info,
+    )
+
+
+def _episodes(pairs: Iterable[_Pair]) -> list[list[_Pair]]:
+    """The pairs of each episode, in the order of the episodes' ends."""
+    ended: list[list[_Pair]] = []
+    running: dict[int, list[_Pair]] = {}
+    for pair in pairs:
+        running.setdefault(pair.agent, []).append(pair)
+        if pair.done:
+            ended.append(running.pop(pair.agent))
+    return [*ended, *running.values()]
+
+
+def _of_episodes(episodes: list[list[_Pair]], team: int, spec: BehaviorSpec) -> Arrays:
+    last = [episode[-1] for episode in episodes]
+    columns: Arrays = {
+        "lengths": np.array([len(episode) - 1 for episode in episodes], np.int32),
+        "agents": np.array([pair.agent for pair in last], np.int64),
+        "teams": np.full(len(last), team, np.int32),
+        "simulators": np.zeros(len(last), np.int32),
+        "groups": np.array([pair.group for pair in last], np.int64),
+        "terminated": np.array([pair.done and not pair.cut for pair in last], np.bool_),
+    }
+    for at in range(len(spec.observations)):
+        columns[f"final_observation.{at}"] = np.stack([pair.observations[at] for pair in last])
+    return columns
+
+
+def _of_steps(episodes: list[list[_Pair]], spec: BehaviorSpec, actions: ActionsOf) -> Arrays:
+    steps = [step for episode in episodes for step in itertools.pairwise(episode)]
+    chosen = [_action(after if actions == "previous" else pair, spec.actions) for pair, after in steps]
+    columns: Arrays = {
+        "continuous": np.stack([continuous for continuous, _ in chosen]),
+        "discrete": np.stack([discrete for _, discrete in chosen]),
+        "rewards": np.array([after.reward for _, after in steps], np.float32),
+        "group_rewards": np.array([after.group_reward for _, after in steps], np.float32),
+    }
+    for at in range(len(spec.observations)):
+        columns[f"observation.{at}"] = np.stack([pair.observations[at] for pair, _ in steps])
+    if any(pair.mask.any() for pair, _ in steps):
+        free = np.zeros(spec.actions.mask_size, np.bool_)
+        columns["masks"] = np.stack([pair.mask if len(pair.mask) else free for pair, _ in steps])
+    return columns
+
+
+def _action(pair: _Pair, spec: ActionSpec) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """[C] continuous and [D] discrete action of a pair."""
+    continuous: Any = _numbers(pair.action.continuous_actions, pair.number)
+    discrete: Any = pair.action.discrete_actions
+    if not continuous and not discrete:  # before version 1.3 of the communication
+        old = _numbers(pair.action.vector_actions_deprecated, pair.number)
+        continuous, discrete = (old, ()) if spec.continuous else ((), old)
+    if (len(continuous), len(discrete)) != (spec.continuous, len(spec.discrete)):
+        found = f"{len(continuous)} continuous and {len(discrete)} discrete actions"
+        raise Unreadable(f"{found} in pair {pair.number} for {spec.continuous} and {len(spec.discrete)}")
+    if not np.isfinite(values := np.array(continuous, np.float32)).all():
+        raise Unreadable(f"continuous actions {values.tolist()} in pair {pair.number}")
+    choices = tuple(zip(discrete, spec.discrete, strict=True))
+    if not all(0 <= choice < branch and choice == int(choice) for choice, branch in choices):
+        raise Unreadable(f"choices {list(discrete)} in pair {pair.number} for branches {spec.discrete}")
+    return np.clip(values, -1, 1), np.array(discrete, np.int32)
+
+
+def _numbers(packed: bytes, number: int) -> list[float]:
+    if len(packed) % 4:
+        raise Unreadable(f"{len(packed)} bytes of actions in pair {number}, which are no float32")
+    plain: list[float] = np.frombuffer(packed, "<f4").tolist()
+    return plain

@@ -1,0 +1,259 @@
+"""Tape: whole episodes out of reports and answers, against a plain twin that follows one agent at a time."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.demonstrations.episodes import SUFFIX, encode, read
+from pipeline.demonstrations.tape import ByAgent, Tape
+from pipeline.errors import RemoteProtocolError
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.simulation.game import decisions, ends
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+SPEC = BehaviorSpec(
+    observations=(
+        ObservationSpec(name="a", shape=(2,)),
+        ObservationSpec(name="b", shape=(1, 2, 2), dtype="uint8", kind="image"),
+    ),
+    actions=ActionSpec(continuous=1, discrete=(2, 3)),
+)
+TEAMS = (0, 3)
+
+
+@dataclass
+class Life:
+    """One life as the twin knows it.
+
+    Attributes:
+        steps: observation, mask, group, then what was told, then the outcome: reward, group reward, did.
+    """
+
+    number: int
+    team: int
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    last: Any = None
+    terminated: bool | None = None
+
+
+class World:
+    """Draws reports of two teams, tells the tape, and follows each agent by itself."""
+
+    def __init__(self, rng: random.Random, tape: Tape) -> None:
+        self.rng = rng
+        self.draw = np.random.default_rng(rng.randrange(2**32))
+        self.tape = tape
+        self.lives: list[Life] = []
+        self.living: dict[tuple[int, int], Life] = {}
+        self.says = rng.choice([0.0, 0.5, 1.0])
+
+    def frame(self) -> None:
+        """One Step and its answer."""
+        reports = [report for team in self.rng.sample(TEAMS, 2) if (report := self.report(team)) is not None]
+        for report in reports:
+            self.tape.report(report)
+        for report in reports:
+            if report.decisions is not None:
+                self.answer(report)
+
+    def report(self, team: int) -> BehaviorReport | None:
+        of_team = [agent for owner, agent in self.living if owner == team]
+        ending = [agent for agent in of_team if self.rng.random() < 0.25]
+        waiting = [agent for agent in of_team if agent not in ending and self.rng.random() < 0.2]
+        newcomers = [agent for agent in range(6) if agent not in of_team and self.rng.random() < 0.3]
+        again = [agent for agent in ending if self.rng.random() < 0.6]
+        deciding = [agent for agent in of_team if agent not in ending and agent not in waiting] + newcomers + again
+        self.rng.shuffle(deciding)
+        ended = self.ends(team, ending) if ending else None
+        decided = self.decisions(team, deciding) if deciding else None
+        if ended is None and decided is None:
+            return None
+        return BehaviorReport(behavior=f"B?team={team}", decisions=decided, ends=ended)
+
+    def rows(self, n: int) -> dict[str, Any]:
+        """Columns that decisions and ends share."""
+        with_group = self.rng.random() < 0.5
+        return {
+            "observations": [
+                self.draw.normal(size=(n, 2)).astype(np.float32),
+                self.draw.integers(0, 255, (n, 1, 2, 2)).astype(np.uint8),
+            ],
+            "rewards": self.draw.normal(size=n).astype(np.float32),
+            "group_rewards": self.draw.normal(size=n).astype(np.float32) if with_group else None,
+            "did_continuous": self.draw.uniform(-1, 1, (n, 1)) if self.rng.random() < self.says else None,
+            "did_discrete": self.draw.integers(0, 2, (n, 2)) if self.rng.random() < self.says else None,
+        }
+
+    def outcome(self, life: Life, columns: dict[str, Any], row: int) -> None:
+        names = ("rewards", "group_rewards", "did_continuous", "did_discrete")
+        life.steps[-1] |= {name: None if columns[name] is None else columns[name][row] for name in names}
+
+    def ends(self, team: int, agents: list[int]) -> Any:
+        columns = self.rows(len(agents))
+        interrupted = self.draw.random(len(agents)) < 0.5
+        for row, agent in enumerate(agents):
+            life = self.living.pop((team, agent))
+            self.outcome(life, columns, row)
+            life.last = [column[row] for column in columns["observations"]]
+            life.terminated = not interrupted[row]
+        return ends(agents, interrupted=interrupted, **columns)
+
+    def decisions(self, team: int, agents: list[int]) -> Any:
+        columns = self.rows(len(agents))
+        groups = self.draw.integers(0, 9, len(agents)) if self.rng.random() < 0.5 else None
+        masks = self.draw.random((len(agents), 5)) < 0.4 if self.rng.random() < 0.3 else None
+        for row, agent in enumerate(agents):
+            if (team, agent) in self.living:
+                self.outcome(self.living[team, agent], columns, row)
+            else:
+                self.lives.append(Life(len(self.lives) + 1, team))
+                self.living[team, agent] = self.lives[-1]
+            self.living[team, agent].steps.append(
+                {
+                    "seen": [column[row] for column in columns["observations"]],
+                    "mask": None if masks is None else masks[row],
+                    "group": 0 if groups is None else groups[row],
+                }
+            )
+        return decisions(agents, groups=groups, masks=masks, **columns)
+
+    def answer(self, report: BehaviorReport) -> None:
+        assert report.decisions is not None
+        agents = report.decisions.agents
+        continuous = self.draw.uniform(-1, 1, (len(agents), 1)).astype(np.float32)
+        discrete = self.draw.integers(0, 2, (len(agents), 2)).astype(np.int32)
+        team = int(report.behavior[-1])
+        for row, agent in enumerate(agents.tolist()):
+            self.living[team, agent].steps[-1] |= {"continuous": continuous[row], "discrete": discrete[row]}
+        self.tape.answer(
+            BehaviorActions(behavior=report.behavior, agents=agents, continuous=continuous, discrete=discrete)
+        )
+
+
+def expected(lives: list[Life], column: str) -> list[Any]:
+    """A column per step of the file, made one step at a time."""
+    found = []
+    for life in lives:
+        for step in life.steps:
+            if column in ("continuous", "discrete"):
+                did = step[f"did_{column}"]
+                found.append(step[column] if did is None else did)
+            else:
+                found.append(0 if step[column] is None else step[column])
+    return found
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**32), frames=st.integers(0, 25), wanted=st.sampled_from([0, 1, 4, 1000]))
+def test_the_recording_is_what_a_plain_twin_says(seed: int, frames: int, wanted: int) -> None:
+    """The wanted lives that ended, in the order of their starts, with each outcome at the decision before it."""
+    rng = random.Random(seed)
+    tape = Tape("B", SPEC, wanted, simulator=5)
+    world = World(rng, tape)
+    for _ in range(frames):
+        world.frame()
+    chosen = world.lives[: wanted or None]
+    lives = [life for life in chosen if life.terminated is not None]
+    assert (tape.begun, tape.episodes, tape.unfinished) == (len(world.lives), len(lives), len(chosen) - len(lives))
+    assert tape.complete == (0 < wanted == len(lives))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"B{SUFFIX}"
+        path.write_bytes(encode(tape.recording()))
+        columns = read(path).columns  # also checks dtypes and shapes
+    assert columns["agents"].tolist() == [life.number for life in lives]
+    assert columns["lengths"].tolist() == [len(life.steps) for life in lives]
+    assert columns["teams"].tolist() == [life.team for life in lives]
+    assert columns["groups"].tolist() == [life.steps[-1]["group"] for life in lives]
+    assert columns["terminated"].tolist() == [life.terminated for life in lives]
+    assert columns["simulators"].tolist() == [5] * len(lives)
+    for name in ("continuous", "discrete", "rewards", "group_rewards"):
+        column = np.array(expected(lives, name), columns[name].dtype).reshape(columns[name].shape)
+        np.testing.assert_array_equal(columns[name], column, name)
+    steps = [step for life in lives for step in life.steps]
+    for at in range(2):
+        for row, step in enumerate(steps):
+            np.testing.assert_array_equal(columns[f"observation.{at}"][row], step["seen"][at])
+        for row, life in enumerate(lives):
+            np.testing.assert_array_equal(columns[f"final_observation.{at}"][row], life.last[at])
+    masks = [np.zeros(5, bool) if step["mask"] is None else step["mask"] for step in steps]
+    if "masks" in columns:
+        np.testing.assert_array_equal(columns["masks"], np.array(masks, bool).reshape(-1, 5))
+    else:
+        assert not np.any(masks)
+
+
+def report(agents: list[int], ending: list[int] | None = None, **columns: Any) -> BehaviorReport:
+    def seen(n: int) -> list[Any]:
+        return [np.zeros((n, 2), np.float32), np.zeros((n, 1, 2, 2), np.uint8)]
+
+    over = None if ending is None else ends(ending, seen(len(ending)))
+    return BehaviorReport(behavior="B", decisions=decisions(agents, seen(len(agents)), **columns), ends=over)
+
+
+def test_outcomes_without_what_was_done_are_counted() -> None:
+    """A first decision tells of no action; an outcome must tell of all kinds of action that there are."""
+    tape = Tape("B", SPEC)
+    both: dict[str, Any] = {"did_continuous": np.zeros((1, 1)), "did_discrete": np.zeros((1, 2))}
+    tape.report(report([1]))
+    assert tape.untold == 0
+    tape.report(report([1], **both))
+    assert tape.untold == 0
+    tape.report(report([1], did_continuous=both["did_continuous"]))
+    assert tape.untold == 1
+    tape.report(report([1], did_discrete=both["did_discrete"]))
+    assert tape.untold == 2
+
+
+def test_an_end_without_a_decision_is_refused() -> None:
+    """There would be an episode without steps."""
+    with pytest.raises(RemoteProtocolError, match="agent 7"):
+        Tape("B", SPEC).report(report([1], [7]))
+
+
+def test_an_action_beyond_its_range_is_refused() -> None:
+    """The rows of agents that decide for the first time mean nothing; those of others are to be in [-1, 1]."""
+    tape = Tape("B", SPEC)
+    tape.report(report([1], did_continuous=[[40.0]]))
+    with pytest.raises(RemoteProtocolError, match=r"\[-1, 1\]"):
+        tape.report(report([1], did_continuous=[[40.0]]))
+
+
+def test_an_answer_to_other_agents_is_refused() -> None:
+    """Actions stand in the order of the decisions."""
+    tape = Tape("B", SPEC)
+    tape.report(report([1, 2]))
+    agents = np.array([2, 1])
+    with pytest.raises(ValueError, match="asked for"):
+        tape.answer(
+            BehaviorActions(
+                behavior="B", agents=agents, continuous=np.zeros((2, 1), "f4"), discrete=np.zeros((2, 2), "i4")
+            )
+        )
+
+
+@given(st.lists(st.tuples(st.sampled_from("pr"), st.lists(st.integers(-5, 5), unique=True)), max_size=10))
+def test_by_agent_is_a_dictionary(story: list[tuple[str, list[int]]]) -> None:
+    """What is found is what a dictionary holds."""
+    table = ByAgent(np.zeros((0, 2)))
+    twin: dict[int, list[float]] = {}
+    for number, (what, ids) in enumerate(story, 1):
+        if what == "p":
+            values = np.array([[number, agent] for agent in ids], float).reshape(-1, 2)
+            table.put(np.array(ids, np.int64), values)
+            twin |= {agent: [number, agent] for agent in ids}
+        else:
+            table.remove(np.array(ids, np.int64))
+            twin = {agent: value for agent, value in twin.items() if agent not in ids}
+    every = np.arange(-6, 7)
+    values, known = table.find(every)
+    assert known.tolist() == [agent in twin for agent in every.tolist()]
+    assert values.tolist() == [twin.get(agent, [0, 0]) for agent in every.tolist()]
