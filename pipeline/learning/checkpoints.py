@@ -203,6 +203,16 @@ class CheckpointFolder:
         shutil.rmtree(going)
 
 
+def initial_folder(root: Path, behavior: str) -> Path:
+    """Where a run keeps the checkpoint of another run that a behavior starts from, if it does.
+
+    Args:
+        root: folder of the run.
+        behavior: name.
+    """
+    return root / "initial" / behavior
+
+
 def load(path: Path) -> Checkpoint:
     """Reads and verifies one checkpoint.
 

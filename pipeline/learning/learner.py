@@ -10,26 +10,31 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from pipeline.errors import CheckpointError, ServiceError
+from pipeline.learning.bc import BC
 from pipeline.learning.buffer import SegmentBuffer
 from pipeline.learning.checkpoints import Checkpoint
+from pipeline.learning.cloning import Cloning
 from pipeline.learning.group_buffer import GroupBuffer
 from pipeline.learning.optimizer import Adam
 from pipeline.learning.poca import POCA
 from pipeline.learning.ppo import PPO
 from pipeline.learning.report import UpdateReport
 from pipeline.learning.settings import TrainerSettings
+from pipeline.learning.signals import EXTRINSIC, Signals
 from pipeline.messages.service import PolicyWeights, Segments
 from pipeline.networks.actor import Actor
 from pipeline.networks.weights import Arrays, load_arrays, non_finite, to_arrays, weights_sha256
 from pipeline.specs import BehaviorSpec, read_spec
+
+CLONING: Final = "cloning."
 
 
 class Algorithm(Protocol):
@@ -38,6 +43,8 @@ class Algorithm(Protocol):
     actor: Actor
     modules: nn.ModuleDict
     optimizer: Adam
+    signals: Signals
+    cloning: Cloning | None
 
     def update(self, batch: Any, version: int, trained: int) -> UpdateReport:
         """Trains on a batch."""
@@ -62,12 +69,14 @@ class Buffer(Protocol):
 
 
 def _algorithm(
-    behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
+    behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator, *, learns: bool
 ) -> tuple[Algorithm, Buffer]:
     length = settings.network_settings.sequence_length
+    if settings.trainer_type == "bc":
+        return BC(behavior, spec, settings, generator, learns=learns), SegmentBuffer(length)
     if settings.trainer_type == "poca":
-        return POCA(behavior, spec, settings, generator), GroupBuffer(length)
-    return PPO(spec, settings, generator), SegmentBuffer(length)
+        return POCA(behavior, spec, settings, generator, learns=learns), GroupBuffer(length)
+    return PPO(behavior, spec, settings, generator, learns=learns), SegmentBuffer(length)
 
 
 class Learner:
@@ -84,12 +93,17 @@ class Learner:
         spec: of the behavior.
         settings: of its learner.
         seed: of the run; each behavior draws numbers of its own from it.
+        learns: False for one that only holds weights to play with: demonstrations are not needed then.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
+        RecordingError: demonstrations are not there, can not be read, or are of another spec.
     """
 
-    def __init__(self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, seed: int) -> None:
+    def __init__(
+        self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, seed: int, *, learns: bool = True
+    ) -> None:
+        self._learns = learns
         self.behavior = behavior
         self.settings = settings
         self.version = 1
@@ -98,7 +112,7 @@ class Learner:
         self.stale = 0
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        self._algorithm, self._buffer = _algorithm(behavior, spec, settings, self._generator)
+        self._algorithm, self._buffer = _algorithm(behavior, spec, settings, self._generator, learns=learns)
         self._episode_returns: list[NDArray[np.float32]] = []
         self._spec = spec
 
@@ -230,40 +244,50 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Copies of everything needed to go on; not the buffer."""
-        moments: Arrays = {name: moment.numpy().copy() for name, moment in self._algorithm.optimizer.moments.items()}
+        moments: Arrays = {name: moment.numpy().copy() for name, moment in _moments(self._algorithm).items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
-            weights=to_arrays(self._networks),
+            weights=to_arrays(_modules(self._algorithm)),
             optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint: weights, optimiser, random state, counters.
+        """Goes on from a checkpoint: weights, counters, and where it learns the optimisers and the random state.
 
         Raises:
             CheckpointError: it is of another behavior, spec or network; nothing was changed.
         """
         self._same(checkpoint)
         algorithm = self._with_mates_of(checkpoint)
-        moments = algorithm.optimizer.moments
+        moments = _moments(algorithm) if self._learns else {}
+        cloned = {name for name in checkpoint.optimizer if name.startswith(CLONING)}
+        if cloned != {name for name in moments if name.startswith(CLONING)}:  # it was added or taken away since
+            moments = {name: moment for name, moment in moments.items() if not name.startswith(CLONING)}
+        if self._learns:
+            self._check_moments(moments, checkpoint)
+        load_arrays(_modules(algorithm), checkpoint.weights)
+        self._algorithm = algorithm
+        for name, moment in moments.items():
+            moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
+        if self._learns:
+            algorithm.signals.restored()
+            self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
+        self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
+
+    def _check_moments(self, moments: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
         own = {name: tuple(moment.shape) for name, moment in moments.items()}
         own["generator"] = tuple(self._generator.get_state().shape)
-        if own != {name: array.shape for name, array in checkpoint.optimizer.items()}:
+        found = {name: array.shape for name, array in checkpoint.optimizer.items() if not name.startswith(CLONING)}
+        if {name: shape for name, shape in own.items() if not name.startswith(CLONING)} != found:
             raise CheckpointError(
                 got=f"optimiser state {sorted(checkpoint.optimizer)} of other names or sizes",
                 expected=f"{sorted(own)} as this network's",
                 remedy="use a checkpoint of this version of sparring",
             )
-        load_arrays(algorithm.modules, checkpoint.weights)
-        self._algorithm = algorithm
-        for name, moment in moments.items():
-            moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
-        self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
-        self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Takes the weights of a checkpoint and nothing else: the start of a new lineage (`init_path`).
@@ -272,7 +296,8 @@ class Learner:
             CheckpointError: its networks differ; nothing was changed.
         """
         algorithm = self._with_mates_of(checkpoint)
-        load_arrays(algorithm.modules, checkpoint.weights)
+        own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
+        load_arrays(algorithm.modules, own)
         self._algorithm = algorithm
 
     def _with_mates_of(self, checkpoint: Checkpoint) -> Algorithm:
@@ -280,7 +305,7 @@ class Learner:
         mates = checkpoint.description.get("mates", {})
         if list(self.mates) == list(mates):
             return self._algorithm
-        algorithm, _ = _algorithm(self.behavior, self._spec, self.settings, self._generator)
+        algorithm, _ = _algorithm(self.behavior, self._spec, self.settings, self._generator, learns=self._learns)
         if isinstance(algorithm, POCA):
             algorithm.meet({name: read_spec(plain) for name, plain in mates.items()})
         return algorithm
@@ -307,5 +332,29 @@ class Learner:
             "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
             "shared_critic": settings.hyperparameters.shared_critic,
             "signals": list(settings.reward_signals.named()),
+            "reward_networks": {
+                name: {
+                    key: value
+                    for key, value in one.model_dump().items()
+                    if key in ("network_settings", "encoding_size", "use_actions", "use_vail")
+                }
+                for name, one in settings.reward_signals.named().items()
+                if name != EXTRINSIC
+            },
         }
         return dict(json.loads(json.dumps(described)))
+
+
+def _modules(algorithm: Algorithm) -> nn.ModuleDict:
+    """All networks: actor and critic, and those of the reward signals."""
+    return nn.ModuleDict({**dict(algorithm.modules.items()), "signals": algorithm.signals.modules})
+
+
+def _moments(algorithm: Algorithm) -> dict[str, Tensor]:
+    """States of all optimisers."""
+    cloning = {} if algorithm.cloning is None else algorithm.cloning.moments
+    return {
+        **algorithm.optimizer.moments,
+        **{f"signals.{name}": moment for name, moment in algorithm.signals.moments.items()},
+        **{f"{CLONING}{name}": moment for name, moment in cloning.items()},
+    }

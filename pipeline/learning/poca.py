@@ -40,8 +40,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.learning import losses, returns, signals
+from pipeline.learning import losses, returns
 from pipeline.learning.actor_critic import Recalled, Recurrence
+from pipeline.learning.cloning import Cloning, cloning_of
 from pipeline.learning.group_buffer import GroupBatch
 from pipeline.learning.group_networks import Estimates, GroupNetworks, Prepared
 from pipeline.learning.optimizer import Adam
@@ -50,6 +51,9 @@ from pipeline.learning.report import UpdateReport, general, lags, means
 from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
+from pipeline.learning.signals import EXTRINSIC, Signals, by_series
+from pipeline.learning.signals.beginnings import Beginnings
+from pipeline.learning.signals.steps import Steps
 from pipeline.networks.group_critic import Moments, Remembered
 from pipeline.specs import BehaviorSpec
 
@@ -96,30 +100,41 @@ class POCA:
     Attributes:
         networks: actor and critic.
         actor: the one of `networks`.
-        modules: all that is trained.
+        modules: both.
         optimizer: of their parameters.
+        signals: rewards, and the networks that some of them have.
+        cloning: what the actor learns beside; None for nothing.
 
     Args:
         behavior: name.
         spec: of the behavior.
         settings: of the learner.
         generator: random source of initial weights and of shuffling.
+        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
+        RecordingError: demonstrations are not there, can not be read, or are of another spec.
     """
 
     def __init__(
-        self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        generator: torch.Generator,
+        *,
+        learns: bool = True,
     ) -> None:
-        signals.refuse_unsupported(settings)
         self.settings = settings
         self.generator = generator
-        self.signals = settings.reward_signals.named()
         self.networks = GroupNetworks(behavior, spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
         self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
+        self.signals = Signals(behavior, spec, settings, generator, learns=learns)
+        self._beginnings = Beginnings()
+        self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
     def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
         """Mates of other behavior names are in our groups from now on: the critic gets embeddings for them."""
@@ -139,33 +154,49 @@ class POCA:
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         targets = self._targets(batch, prepared, estimates, coefficients.epsilon)
-        done = [
-            self._step(rows, recalled, criticised, targets, coefficients)
-            for _ in range(self.settings.hyperparameters.num_epoch)
-            for (rows, recalled), criticised in self._minibatches(batch, prepared, estimates, targets)
-        ]
+        done = []
+        for _ in range(self.settings.hyperparameters.num_epoch):
+            for (rows, recalled, at_B), criticised in self._minibatches(batch, prepared, estimates, targets):
+                done.append(self._step(rows, recalled, criticised, targets, coefficients))
+                self.signals.learn(at_B)
+        cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.networks.update(prepared)
         taken = [step for step in done if step is not None]
         return UpdateReport(
-            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series),
+            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series)
+            | self.signals.statistics()
+            | cloned,
             steps=batch.steps,
             minibatches=len(done),
             skipped=len(done) - len(taken),
             lags=lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
             groups=bool(prepared.index.counts.max() > 1),
+            terminated=bool(batch.over.any()),
         )
 
     def _targets(self, batch: GroupBatch, prepared: Prepared, found: Estimates, epsilon: float) -> Targets:
         """Returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
         index = prepared.index
         returns_KS = np.zeros_like(found.values)
-        for head, (name, signal) in enumerate(self.signals.items()):
+        rewards = self.signals.begin(batch.rewards, lambda: self._shown(batch))
+        begins_K, nobody = index.first[self._beginnings.find(batch.numbers, batch.over)], index.counts[index.last] == 0
+        there_K = begins_K[index.counts[begins_K] > 0]
+        for head, (name, signal) in enumerate(self.signals.settings.items()):
+            earned_T = (
+                batch.shared * np.float32(signal.strength)
+                if name == EXTRINSIC
+                else by_series(rewards[name], index.moments, index.in_series)
+            )
             values_K = found.values[:, head]
+            next_values_g = values_K[index.last]
+            beginning = self._beginnings.value(name, values_K[there_K])
+            share = self.signals.goes_on(name, int(nobody.sum()), len(batch.shared))
+            next_values_g[nobody] = share * beginning  # where nobody is left, the next group begins
             advantages_T = returns.advantages(
-                signals.group_rewards(name, signal.strength, batch),
+                earned_T,
                 values_K[index.in_series],
-                values_K[index.last],
+                next_values_g,
                 batch.spans,
                 signal.gamma,
                 self.settings.hyperparameters.lambd,
@@ -188,9 +219,23 @@ class POCA:
         )
         return Targets(torch.from_numpy(returns_KS), torch.from_numpy(found.values), rows)
 
+    def _shown(self, batch: GroupBatch) -> Steps:
+        """Our own decisions, as reward networks are shown them."""
+        own = batch.own
+        return Steps.of_segments(
+            self.actor.actions,
+            own.lengths,
+            own.observations,
+            own.next_observations,
+            own.continuous,
+            own.discrete,
+            batch.ended,
+            batch.lives,
+        )
+
     def _minibatches(
         self, batch: GroupBatch, prepared: Prepared, found: Estimates, targets: Targets
-    ) -> Iterator[tuple[tuple[Rows, Recalled | None], Criticised]]:
+    ) -> Iterator[tuple[tuple[Rows, Recalled | None, Tensor], Criticised]]:
         """As many minibatches of the actor as PPO has, and for each a part of the moments (9, 10)."""
         size, windows = self.settings.hyperparameters.batch_size, prepared.windows
         if found.groups is None or batch.carried is None:
@@ -274,8 +319,8 @@ class POCA:
         statistics = general(
             coefficients,
             {
-                "Value": zip(self.signals, values_S, strict=True),
-                "Baseline": zip(self.signals, baselines_S, strict=True),
+                "Value": zip(self.signals.settings, values_S, strict=True),
+                "Baseline": zip(self.signals.settings, baselines_S, strict=True),
             },
         )
         if taken:

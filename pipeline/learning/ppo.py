@@ -14,7 +14,9 @@ Where this differs from the paper:
 5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped.
 6. Adam's epsilon is 1e-8 (PyTorch's), not the 1e-5 of the authors' code.
 
-7. A network that remembers is trained on sequences from the memory that was stored at their start; no gradient flows
+7. The returns of curiosity and rnd go on after the end of an episode (ML-Agents), see `signals.beginnings`; those of
+   GAIL as far as demonstrations end too, see `signals.ends`.
+8. A network that remembers is trained on sequences from the memory that was stored at their start; no gradient flows
    beyond that start (ML-Agents).
 
 B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
@@ -29,14 +31,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.learning import losses, returns, signals
+from pipeline.learning import losses, returns
 from pipeline.learning.actor_critic import ActorCritic, Estimates, Prepared, Recalled, Recurrence, row_bytes
 from pipeline.learning.buffer import Batch
+from pipeline.learning.cloning import Cloning, cloning_of
 from pipeline.learning.optimizer import Adam
 from pipeline.learning.report import UpdateReport, general, lags, means
 from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
+from pipeline.learning.signals import Signals
+from pipeline.learning.signals.beginnings import Beginnings
+from pipeline.learning.signals.steps import Steps
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
@@ -50,27 +56,41 @@ class PPO:
     Attributes:
         networks: actor and critic.
         actor: the one of `networks`.
-        modules: all that is trained.
+        modules: both.
         optimizer: of their parameters.
+        signals: rewards, and the networks that some of them have.
+        cloning: what the actor learns beside; None for nothing.
 
     Args:
+        behavior: name.
         spec: of the behavior.
         settings: of the learner.
         generator: random source of initial weights and of shuffling.
+        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
+        RecordingError: demonstrations are not there, can not be read, or are of another spec.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
-        signals.refuse_unsupported(settings)
+    def __init__(
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        generator: torch.Generator,
+        *,
+        learns: bool = True,
+    ) -> None:
         self.settings = settings
         self.generator = generator
-        self.signals = settings.reward_signals.named()
         self.networks = ActorCritic(spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
         self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
+        self.signals = Signals(behavior, spec, settings, generator, learns=learns)
+        self._beginnings = Beginnings()
+        self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
         """Trains on `batch`: values, advantages, `num_epoch` passes over shuffled minibatches.
@@ -85,41 +105,48 @@ class PPO:
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         rows, recurrence = self._rows(batch, prepared, estimates, coefficients.epsilon), estimates.recurrence
-        done = [
-            self._step(minibatch, recalled, coefficients)
-            for _ in range(hyper.num_epoch)
-            for minibatch, recalled in (
+        done = []
+        for _ in range(hyper.num_epoch):
+            for minibatch, recalled, at_B in (
                 minibatches(rows, hyper.batch_size, self.generator)
                 if recurrence is None
                 else recurrent_minibatches(rows, recurrence, hyper.batch_size // batch.sequence_length, self.generator)
-            )
-        ]
+            ):
+                done.append(self._step(minibatch, recalled, coefficients))
+                self.signals.learn(at_B)
+        cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.actor.encoder.update(prepared.joined)
         taken = [step for step in done if step is not None]
         return UpdateReport(
-            statistics=self._statistics(taken, coefficients, rows),
+            statistics=self._statistics(taken, coefficients, rows) | self.signals.statistics() | cloned,
             steps=batch.steps,
             minibatches=len(done),
             skipped=len(done) - len(taken),
             lags=lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
+            terminated=bool(batch.terminated.any()),
         )
 
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
         values, next_values = found.values, found.next_values
-        next_values[batch.terminated] = 0.0
+        rewards = self.signals.begin(batch.rewards, lambda: self._shown(batch))
+        begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.lives, batch.ended)]
+        for head, name in enumerate(self.signals.settings):
+            beginning = self._beginnings.value(name, values[begins_R, head])
+            share = self.signals.goes_on(name, int(batch.terminated.sum()), batch.steps)
+            next_values[batch.terminated, head] = share * beginning
         estimates = np.stack(
             [
                 returns.advantages(
-                    signals.rewards(name, signal.strength, batch),
+                    rewards[name],
                     values[:, head],
                     next_values[:, head],
                     batch.lengths,
                     signal.gamma,
                     self.settings.hyperparameters.lambd,
                 )
-                for head, (name, signal) in enumerate(self.signals.items())
+                for head, (name, signal) in enumerate(self.signals.settings.items())
             ],
             axis=1,
         )
@@ -134,6 +161,19 @@ class PPO:
             limit=losses.clip_limit(advantage_R, epsilon),
             returns=torch.from_numpy(estimates + values),
             values=torch.from_numpy(values),
+        )
+
+    def _shown(self, batch: Batch) -> Steps:
+        """The batch, as reward networks are shown it."""
+        return Steps.of_segments(
+            self.actor.actions,
+            batch.lengths,
+            batch.observations,
+            batch.next_observations,
+            batch.continuous,
+            batch.discrete,
+            batch.ended,
+            batch.lives,
         )
 
     def _step(
@@ -160,7 +200,7 @@ class PPO:
     def _statistics(
         self, taken: list[tuple[Tensor, Tensor, Tensor]], coefficients: Coefficients, rows: Rows
     ) -> dict[str, float]:
-        estimates = zip(self.signals, rows.values.mean(0).tolist(), strict=True)
+        estimates = zip(self.signals.settings, rows.values.mean(0).tolist(), strict=True)
         statistics = general(coefficients, {"Value": estimates})
         if taken:
             found = means(("objective", "squares", "entropy"), taken)
@@ -170,28 +210,32 @@ class PPO:
         return statistics
 
 
-def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, None]]:
-    """The rows in a random order, `size` or all at a time; what is left over is left out."""
+def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, None, Tensor]]:
+    """The rows in a random order, `size` or all at a time, and which they are; what is left over is left out."""
     steps = len(rows.log_prob)
     size = min(size, steps)
     count = steps // size
     order_R = torch.randperm(steps, generator=generator)[: count * size]
     inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
     others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
-    return ((Rows(*parts), None) for parts in zip(inputs, *others, strict=True))
+    which = torch.split(order_R, size)
+    return ((Rows(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
 
 
 def recurrent_minibatches(
     rows: Rows, recurrence: Recurrence, size: int, generator: torch.Generator
-) -> Iterator[tuple[Rows, Recalled]]:
-    """The sequences in a random order, `size` (at least one) or all at a time; what is left over is left out."""
+) -> Iterator[tuple[Rows, Recalled, Tensor]]:
+    """The sequences in a random order, `size` (at least one) or all at a time, and which rows they are.
+
+    What is left over is left out.
+    """
     count = len(recurrence.lengths)
     size = min(max(1, size), count)
     order_q = torch.randperm(count, generator=generator)[: count // size * size].numpy()
     for which_q in order_q.reshape(-1, size):
         at_B, recalled = recurrence.some(which_q)
         others: Any = (None if column is None else column.index_select(0, at_B) for column in rows[1:])
-        yield Rows(tuple(column.index_select(0, at_B) for column in rows.inputs), *others), recalled
+        yield Rows(tuple(column.index_select(0, at_B) for column in rows.inputs), *others), recalled, at_B
 
 
 def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:

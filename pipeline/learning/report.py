@@ -26,6 +26,7 @@ class UpdateReport:
         lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
         group_rewards: some group reward was not 0; PPO does not learn from them.
         groups: some agents shared a group.
+        terminated: some episode ended by itself.
     """
 
     statistics: dict[str, float]
@@ -35,6 +36,7 @@ class UpdateReport:
     lags: tuple[int, ...]
     group_rewards: bool
     groups: bool = False
+    terminated: bool = False
 
 
 def lags(version: int, versions: NDArray[np.int64]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pipeline.networks.limits import HEADS
 from pipeline.networks.settings import NetworkSettings
 
-TrainerType = Literal["ppo", "poca"]
+TrainerType = Literal["ppo", "poca", "bc"]
 Schedule = Literal["linear", "constant"]
 RewardSignalName = Literal["extrinsic", "gail", "curiosity", "rnd"]
 
@@ -162,7 +162,7 @@ class BehavioralCloningSettings(_Model):
         demo_path: a demonstration file or a folder of them.
         steps: steps over which it fades to 0; 0 keeps it for ever.
         strength: its share of the learning rate.
-        samples_per_update: most demonstration steps used in an update; 0 for a buffer full.
+        samples_per_update: most demonstration steps of a pass; 0 for all.
         num_epoch: passes over them; None for that of the hyperparameters.
         batch_size: demonstration steps in a minibatch; None for that of the hyperparameters.
     """
@@ -211,10 +211,30 @@ class TrainerSettings(_Model):
     def _on_policy(cls, value: object) -> object:
         if value == "sac":
             raise ValueError(
-                "got 'sac', which is not offered; expected ppo or poca; "
+                "got 'sac', which is not offered; expected ppo, poca or bc; "
                 "write ppo and keep only the hyperparameters that ppo knows"
             )
         return value
+
+    @model_validator(mode="after")
+    def _demonstrations_alone(self) -> TrainerSettings:
+        if self.trainer_type != "bc":
+            return self
+        if self.behavioral_cloning is None:
+            raise ValueError(
+                "got trainer_type bc without behavioral_cloning; expected demonstrations to learn from; "
+                "add behavioral_cloning with a demo_path"
+            )
+        if others := [name for name in self.reward_signals.named() if name != "extrinsic"]:
+            raise ValueError(
+                f"got trainer_type bc with reward_signals {', '.join(others)}; expected no signal, because nothing is "
+                "learned from rewards; remove reward_signals, or write ppo"
+            )
+        if self.hyperparameters.shared_critic:
+            raise ValueError(
+                "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; remove shared_critic"
+            )
+        return self
 
     @model_validator(mode="after")
     def _critic_of_groups(self) -> TrainerSettings:

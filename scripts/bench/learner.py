@@ -171,7 +171,7 @@ def _one_update(learner: Learner, record: Segments) -> None:
 
 def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
     """The same through the learner's own networks and parameters."""
-    ppo = PPO(SPEC, settings, torch.Generator().manual_seed(1))
+    ppo = PPO("Test", SPEC, settings, torch.Generator().manual_seed(1))
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
     gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)

@@ -47,7 +47,9 @@ def learning(*, observations=(VECTOR,), shared=False, previous=False, memory=Tru
         ),
         max_steps=1000,
     )
-    ppo = PPO(BehaviorSpec(observations=observations, actions=HYBRID), trainer, torch.Generator().manual_seed(0))
+    ppo = PPO(
+        "Test", BehaviorSpec(observations=observations, actions=HYBRID), trainer, torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         for parameter in ppo.networks.modules.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.2)

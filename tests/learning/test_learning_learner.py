@@ -12,15 +12,12 @@ from pipeline.errors import CheckpointError, ServiceError
 from pipeline.learning.learner import Learner
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import (
-    CuriositySettings,
     ExtrinsicSettings,
     Hyperparameters,
     RewardSignals,
-    RndSettings,
     TrainerSettings,
 )
 from pipeline.messages.service import Episodes
-from pipeline.networks.limits import Unsupported
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -282,18 +279,6 @@ def test_training_is_done_at_max_steps():
     assert not one.done
     fed(one).update()
     assert one.done
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"reward_signals": RewardSignals(curiosity=CuriositySettings())}, "curiosity"),
-        ({"trainer_type": "poca", "reward_signals": RewardSignals(rnd=RndSettings())}, "rnd"),
-    ],
-)
-def test_what_can_not_be_trained_is_refused_by_name(changes, named):
-    with pytest.raises(Unsupported, match=named):
-        Learner("Test", HYBRID, TrainerSettings(**changes), 0)
 
 
 # ---------------------------------------------------------------- proof of learning

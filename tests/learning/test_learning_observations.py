@@ -65,7 +65,7 @@ def batch(ppo, lengths=(20, 12)):
 
 
 def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
-    ppo = PPO(SPEC, TRAINER, torch.Generator().manual_seed(0))
+    ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     images = steps.observations[0].copy()
     before = [to_arrays(ppo.actor), to_arrays(ppo.networks.critic)]
@@ -83,8 +83,10 @@ def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(con
     network = TRAINER.network_settings.model_copy(update={"goal_conditioning_type": conditioning})
     hyper = TRAINER.hyperparameters.model_copy(update={"shared_critic": True})
     trainer = TRAINER.model_copy(update={"hyperparameters": hyper, "network_settings": network})
-    ppo = PPO(SPEC, trainer, torch.Generator().manual_seed(0))
-    separate = PPO(SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0))
+    ppo = PPO("Test", SPEC, trainer, torch.Generator().manual_seed(0))
+    separate = PPO(
+        "Test", SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0)
+    )
     assert ppo.networks.critic is None
     assert ppo.optimizer.parameters.flat.numel() < 0.6 * separate.optimizer.parameters.flat.numel()
     steps = batch(ppo)
@@ -108,7 +110,7 @@ def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(con
 
 def test_the_actor_says_of_fresh_rows_what_was_stored_when_they_were_acted():
     """The ratio of an update begins at 1: log-probabilities recomputed in one batch are those of acting."""
-    ppo = PPO(SPEC, TRAINER, torch.Generator().manual_seed(0))
+    ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     encoder = ppo.actor.encoder
     with torch.no_grad():
@@ -143,8 +145,9 @@ def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
         values=number.unsqueeze(1),
     )
     pairs = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
-    assert all(recalled is None for _, recalled in pairs)
-    parts = [part for part, _ in pairs]
+    assert all(recalled is None for _, recalled, _ in pairs)
+    assert all(at.tolist() == part.log_prob.tolist() for part, _, at in pairs)
+    parts = [part for part, _, _ in pairs]
     assert [len(part.log_prob) for part in parts] == [size] * (steps // size)
     for part in parts:
         assert part.masks is None

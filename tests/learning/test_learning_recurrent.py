@@ -129,7 +129,8 @@ def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, si
     parts = list(recurrent_minibatches(rows, recurrence, size, torch.Generator().manual_seed(seed)))
     size = min(max(1, size), count)
     assert len(parts) == count // size
-    for part, recalled in parts:
+    for part, recalled, at in parts:
+        assert at.tolist() == part.log_prob.tolist()
         assert part.masks is None
         for column in (*part.inputs, *(column for column in part[1:] if column is not None)):
             assert torch.equal(column.reshape(len(part.log_prob), -1)[:, -1].float(), part.log_prob)

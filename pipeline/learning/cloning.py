@@ -1,0 +1,213 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Behavioral cloning: the actor learns by supervision to do what demonstrations do.
+
+1. Loss: the squared error of the means, as simulators get them but not clipped, summed over continuous actions, and the
+   cross-entropy of each branch; mean over rows. The deviation of continuous actions is not touched beside training: it
+   is the policy's to explore with. Where nothing else is learned it fits the errors by maximum likelihood, at least
+   1/20.
+2. Once per update: `num_epoch` passes over the demonstrated steps in a random order, in minibatches of `batch_size`, at
+   most `samples_per_update` steps of each pass where that is set (ML-Agents).
+3. Adam with state of its own; its learning rate is `strength` times the policy's at the start, and falls to 0 over
+   `steps` steps of training, from which on nothing is learned any more (ML-Agents). Where nothing else is learned it
+   follows `learning_rate_schedule`.
+4. A network that remembers learns sequences, each from an empty memory (ML-Agents).
+
+B rows of a minibatch, E steps demonstrated, C continuous actions, K choices of all branches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pipeline import sequences
+from pipeline.actions import LIMIT, shown_features
+from pipeline.demonstrations.library import Demonstrations, load
+from pipeline.learning.schedules import Coefficients, scheduled
+from pipeline.learning.settings import TrainerSettings
+from pipeline.networks.actor import Actor
+from pipeline.networks.distributions import FORBIDDEN
+from pipeline.networks.recurrent import Layout
+
+_AVERAGES: Final = ("exp_avg", "exp_avg_sq")
+_OVER: Final = 1e-10
+_LEAST_LOG_SIGMA: Final = math.log(1 / 20)
+
+
+class Cloning:
+    """Behavioral cloning of one behavior's actor.
+
+    Args:
+        actor: learns; its parameters may belong to another optimiser too.
+        settings: of the learner, with those of cloning.
+        shown: the demonstrations.
+        generator: random source of the order.
+        alone: nothing else is learned.
+
+    Attributes:
+        minibatches: of the last update.
+        skipped: of these, left out because the gradient was not finite.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        settings: TrainerSettings,
+        shown: Demonstrations,
+        generator: torch.Generator,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.minibatches = self.skipped = 0
+        self._alone = alone
+        self._trainer = settings
+        assert settings.behavioral_cloning is not None
+        self._actor = actor
+        self._settings = settings.behavioral_cloning
+        self._hyper = settings.hyperparameters
+        self._generator = generator
+        self._length = settings.network_settings.sequence_length if actor.recurrent is not None else 0
+        self._shown = shown
+        self._discrete = torch.from_numpy(shown.discrete).long()
+        self._continuous = torch.from_numpy(shown.continuous)
+        self._masks = None if shown.masks is None else torch.from_numpy(shown.masks)
+        lengths = np.bincount(shown.episode, minlength=shown.episodes)
+        self._first, self._lengths = sequences.divide(lengths, max(1, self._length))
+        self._previous = self._previous_actions() if actor.encoder.previous else None
+        self._parameters = list(actor.parameters())
+        self._optimizer = torch.optim.Adam(self._parameters, lr=self._hyper.learning_rate)
+        self.moments = {
+            f"{at}.{name}": torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
+            for at, parameter in enumerate(self._parameters)
+            for name in ("step", *_AVERAGES)
+        }
+        for at, parameter in enumerate(self._parameters):
+            own = {name: self.moments[f"{at}.{name}"] for name in ("step", *_AVERAGES)}
+            self._optimizer.state[parameter] = own
+
+    def update(self, trained: int) -> dict[str, float]:
+        """Learns, after `trained` steps of training; returns what to publish, nothing where it is over."""
+        rate = self._rate(trained)
+        if rate <= _OVER:
+            return {}
+        self._optimizer.param_groups[0]["lr"] = rate
+        encoder = self._actor.encoder
+        inputs = encoder.prepare(encoder.join(self._shown.observations), self._previous)
+        losses = [
+            self._step(tuple(column.index_select(0, rows) for column in inputs), rows, layout)
+            for _ in range(self._settings.num_epoch or self._hyper.num_epoch)
+            for rows, layout in self._minibatches()
+        ]
+        taken = [loss for loss in losses if loss is not None]
+        self.minibatches, self.skipped = len(losses), len(losses) - len(taken)
+        return {"Losses/Pretraining Loss": sum(taken) / len(taken)} if taken else {}
+
+    # ---------------------------------------------------------------- inside
+
+    def _rate(self, trained: int) -> float:
+        """Learning rate after `trained` steps."""
+        wanted = self._settings
+        start = self._hyper.learning_rate * wanted.strength
+        if self._alone:
+            return Coefficients.at(self._trainer, trained).learning_rate * wanted.strength
+        return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
+
+    def _step(self, inputs: tuple[Tensor, ...], rows: Tensor, layout: Layout | None) -> float | None:
+        """One step of Adam; the loss, or None where the gradient was not finite and nothing was done."""
+        memory = None
+        if layout is not None and self._actor.recurrent is not None:
+            memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)
+        masks = None if self._masks is None else self._masks.index_select(0, rows)
+        head_BH, continuous_BC = self._actor(inputs, layout, memory), self._continuous.index_select(0, rows)
+        loss = imitation_loss(self._actor, head_BH, continuous_BC, self._discrete.index_select(0, rows), masks)
+        if self._alone:
+            loss = loss + deviation_loss(self._actor, head_BH.detach(), continuous_BC)
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = sum(parameter.grad.sum().item() for parameter in self._parameters if parameter.grad is not None)
+        if not math.isfinite(total):
+            return None
+        self._optimizer.step()
+        return loss.item()
+
+    def _minibatches(self) -> Iterator[tuple[Tensor, Layout | None]]:
+        """Rows of minibatches of one pass, and how they form sequences where something is remembered."""
+        of_sequence = max(1, self._length)
+        count = len(self._first)
+        samples = self._settings.samples_per_update
+        size = self._settings.batch_size or self._hyper.batch_size
+        size = min(max(1, (min(size, samples) if samples else size) // of_sequence), count)
+        most = max(1, samples // (of_sequence * size)) if samples else count
+        order = torch.randperm(count, generator=self._generator)[: count // size * size].numpy()
+        for which in order.reshape(-1, size)[:most]:
+            lengths = self._lengths[which]
+            rows = torch.from_numpy(sequences.rows_of(self._first[which], lengths))
+            yield rows, Layout(lengths) if self._length else None
+
+    def _previous_actions(self) -> Tensor:
+        """[E, P] what was done before each step; zeros at the first of an episode."""
+        shown = self._shown
+        done = shown_features(self._actor.actions, shown.continuous, shown.discrete)
+        before = np.zeros_like(done)
+        before[1:] = np.where(shown.ended[:-1, None], 0, done[:-1])
+        return torch.from_numpy(before)
+
+
+def cloning_of(
+    behavior: str, actor: Actor, settings: TrainerSettings, generator: torch.Generator, *, alone: bool = False
+) -> Cloning | None:
+    """Cloning, where the settings ask for it.
+
+    Raises:
+        RecordingError: demonstrations are not there, can not be read, or are of another spec.
+    """
+    wanted = settings.behavioral_cloning
+    if wanted is None:
+        return None
+    return Cloning(actor, settings, load(wanted.demo_path, behavior, actor.spec), generator, alone=alone)
+
+
+def imitation_loss(
+    actor: Actor, head_BH: Tensor, continuous_BC: Tensor, discrete_BD: Tensor, masks_BK: Tensor | None
+) -> Tensor:
+    """(1), of rows of demonstrations.
+
+    Args:
+        actor: whose outputs these are.
+        head_BH: means and logits first.
+        continuous_BC: as simulators got them, in [-1, 1].
+        discrete_BD: choices.
+        masks_BK: True = forbidden.
+    """
+    actions = actor.actions
+    loss = (head_BH[:, : actions.continuous] / float(LIMIT) - continuous_BC).square().sum(1).mean()
+    if actions.discrete:
+        logits_BK = head_BH[:, actions.continuous : actor.outputs]
+        if masks_BK is not None:
+            logits_BK = logits_BK.masked_fill(masks_BK, FORBIDDEN)
+        for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(list(actions.discrete), 1)):
+            loss = loss + cross_entropy(logits_Bk, discrete_BD[:, branch])
+    return loss
+
+
+def deviation_loss(actor: Actor, head_BH: Tensor, continuous_BC: Tensor) -> Tensor:
+    """Minus the log-likelihood of demonstrated actions, but for a constant, where only the deviation is to learn.
+
+    Args:
+        actor: whose deviation.
+        head_BH: means first; without gradient.
+        continuous_BC: as simulators got them.
+    """
+    if not actor.actions.continuous:
+        return torch.zeros(())
+    log_sigma_C = actor.log_sigma.clamp(min=_LEAST_LOG_SIGMA)
+    errors_BC = (continuous_BC * float(LIMIT) - head_BH[:, : actor.actions.continuous]) / log_sigma_C.exp()
+    return (0.5 * errors_BC.square() + log_sigma_C).sum(1).mean()

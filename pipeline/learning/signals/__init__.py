@@ -1,0 +1,198 @@
+# ruff: noqa: N803 (names end in their shape)
+"""What is learned from: a reward per step for each reward signal, and the networks that some of these have.
+
+r steps of a batch, B of these in a minibatch, s segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pipeline.demonstrations.library import load
+from pipeline.learning.memories import Memories
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.settings import TrainerSettings
+from pipeline.learning.signals.curiosity import Curiosity
+from pipeline.learning.signals.gail import Gail
+from pipeline.learning.signals.rnd import Rnd
+from pipeline.learning.signals.steps import Floats, Steps
+from pipeline.specs import BehaviorSpec
+
+EXTRINSIC: Final = "extrinsic"
+
+
+class Source(Protocol):
+    """A reward signal with networks of its own."""
+
+    @property
+    def module(self) -> nn.Module:
+        """All that is saved."""
+
+    @property
+    def optimizer(self) -> Adam:
+        """Of what is trained."""
+
+    def begin(self, steps: Steps) -> Floats:
+        """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
+
+    def learn(self, at_B: Tensor) -> None:
+        """One step on some rows of the batch."""
+
+    def goes_on(self, ends: int, steps: int) -> float:
+        """How much of the value of a beginning follows the end of an episode, 0 to 1.
+
+        Args:
+            ends: of the batch, those that were not cut.
+            steps: of the batch.
+        """
+
+    def restored(self) -> None:
+        """The weights are others now: what was worked out with the former ones is worked out anew."""
+
+    def statistics(self) -> dict[str, float]:
+        """Of the steps since `begin`, by ML-Agents' names; ends the batch."""
+
+
+class Signals:
+    """The reward signals of one behavior, in the order of the settings.
+
+    Attributes:
+        settings: by name, of each signal.
+        sources: by name, of those with networks.
+        modules: of these.
+
+    Args:
+        behavior: name.
+        spec: of the behavior.
+        settings: of the learner.
+        generator: random source of initial weights and of sampling.
+        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
+
+    Raises:
+        Unsupported: no encoder can be built for an observation.
+        RecordingError: demonstrations are not there, can not be read, or are of another spec.
+    """
+
+    def __init__(
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        generator: torch.Generator,
+        *,
+        learns: bool = True,
+    ) -> None:
+        wanted = settings.reward_signals
+        self.settings = wanted.named()
+        self.sources: dict[str, Source] = {}
+        if wanted.gail is not None:
+            shown = load(wanted.gail.demo_path, behavior, spec) if learns else None
+            self.sources["gail"] = Gail(spec, wanted.gail, shown, generator)
+        if wanted.curiosity is not None:
+            self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator)
+        if wanted.rnd is not None:
+            self.sources["rnd"] = Rnd(spec, wanted.rnd, generator)
+        self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
+        self._sums = {name: EpisodeSums() for name in self.sources}
+
+    def __bool__(self) -> bool:
+        return bool(self.sources)
+
+    def begin(self, extrinsic: Floats, steps: Callable[[], Steps]) -> dict[str, Floats]:
+        """[r] Rewards of a batch by signal, times its strength.
+
+        Args:
+            extrinsic: the simulator's own rewards.
+            steps: makes what the networks are shown; called only where there are any.
+        """
+        found: dict[str, Floats] = {}
+        shown = steps() if self.sources else None
+        for name, signal in self.settings.items():
+            if shown is None or name == EXTRINSIC:
+                found[name] = extrinsic * np.float32(signal.strength)
+                continue
+            found[name] = self.sources[name].begin(shown) * np.float32(signal.strength)
+            self._sums[name].add(shown.lives, found[name], shown.ended)
+        return found
+
+    def goes_on(self, name: str, ends: int, steps: int) -> float:
+        """How much of the value of a beginning follows the end of an episode: nothing for the simulator's own rewards.
+
+        Args:
+            name: of the signal.
+            ends: of the batch, those that were not cut.
+            steps: of the batch.
+        """
+        return 0.0 if name == EXTRINSIC else self.sources[name].goes_on(ends, steps)
+
+    def learn(self, at_B: Tensor) -> None:
+        """One step of each network on rows of the batch."""
+        for source in self.sources.values():
+            source.learn(at_B)
+
+    def restored(self) -> None:
+        """The weights are those of a checkpoint now."""
+        for source in self.sources.values():
+            source.restored()
+
+    def statistics(self) -> dict[str, float]:
+        """Of the batch, by ML-Agents' names: losses, and the mean reward of the episodes that ended."""
+        found: dict[str, float] = {}
+        for name, source in self.sources.items():
+            found |= source.statistics()
+            ended = self._sums[name].take()
+            if ended.size:
+                found[f"Policy/{name.capitalize()} Reward"] = float(ended.mean())
+        return found
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """States of all optimisers, to be saved and restored in place."""
+        return {
+            f"{name}.{moment}": values
+            for name, source in self.sources.items()
+            for moment, values in source.optimizer.moments.items()
+        }
+
+
+class EpisodeSums:
+    """Sums of rewards over episodes that reach over several batches."""
+
+    def __init__(self) -> None:
+        self._sums = Memories(1)
+        self._ended: list[Floats] = []
+
+    def add(self, lives_r: NDArray[np.int64], rewards_r: Floats, ended_r: NDArray[np.bool_]) -> None:
+        """Adds the rewards of steps to those of their lives; of those that ended no more will come."""
+        lives, at = np.unique(lives_r, return_inverse=True)
+        sums = self._sums.recall(lives)
+        sums[:, 0] += np.bincount(at, rewards_r, len(lives))
+        over = np.zeros(len(lives), bool)
+        over[at[ended_r]] = True
+        self._ended.append(sums[over, 0])
+        self._sums.keep(lives, sums, over)
+
+    def take(self) -> Floats:
+        """Sums of the episodes that ended since this was last called."""
+        ended, self._ended = self._ended, []
+        return np.concatenate(ended) if ended else np.empty(0, np.float32)
+
+
+def by_series(rewards_r: Floats, moments_r: NDArray[np.int64], in_series_T: NDArray[np.int64]) -> Floats:
+    """[T] what the members of groups earned together, at the moments of their decisions.
+
+    Args:
+        rewards_r: of each decision.
+        moments_r: number of its moment.
+        in_series_T: numbers of the moments in the series.
+    """
+    most = int(max(in_series_T.max(), moments_r.max(initial=0))) + 1
+    of_moments = np.bincount(moments_r, rewards_r, most)
+    series: Floats = of_moments[in_series_T].astype(np.float32)
+    return series

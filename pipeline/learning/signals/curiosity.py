@@ -1,0 +1,142 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Curiosity (Pathak et al. 2017, arXiv 1705.05363): reward for what a forward model predicts badly.
+
+1. Observations are encoded to f. The inverse model tells from f and the next f what was done; the forward model tells
+   from f and what was done the next f. Encoder and both models learn together, so that f holds what actions change.
+2. Reward: half the squared error of the forward model, summed over f; at most 1 / strength (ML-Agents), and 0 until the
+   first update: untrained models say nothing about novelty.
+3. Loss: 10 x (0.2 forward + 0.8 inverse) (ML-Agents). The inverse loss is the squared error of continuous actions as
+   simulators get them, and the cross-entropy of each branch, both summed.
+4. One step of Adam for each minibatch of the policy, on it, with constant learning rate (ML-Agents).
+5. Observations are normalised, where `normalize` asks for it, by all that came in former updates.
+
+B rows of a minibatch, U features, A features of what was done, r steps of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.settings import CuriositySettings
+from pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
+from pipeline.networks.encoders import Inputs
+from pipeline.specs import BehaviorSpec
+
+FORWARD: Final = 0.2
+LOSS: Final = 10.0
+_UNITS: Final = 256
+_ROWS_AT_ONCE: Final = 4096
+
+
+class CuriosityModels(nn.Module):
+    """Encoder, inverse and forward model.
+
+    Args:
+        spec: of the behavior.
+        settings: of the signal.
+        generator: random source of initial weights.
+    """
+
+    updated: Tensor
+
+    def __init__(self, spec: BehaviorSpec, settings: CuriositySettings, generator: torch.Generator) -> None:
+        super().__init__()
+        self._actions = spec.actions
+        done = spec.actions.continuous + spec.actions.mask_size
+        self.features = Features(spec, settings.encoder, 0, generator)
+        units = self.features.size
+        self.inverse = dense([2 * units, _UNITS], generator)
+        self.inverse_head = linear(_UNITS, done, 1.0, generator)
+        self.forward_model = dense([units + done, _UNITS], generator)
+        self.forward_head = linear(_UNITS, units, 1.0, generator)
+        self.register_buffer("updated", torch.zeros(()))
+
+    def forward(self, before: Inputs, after: Inputs, done_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared errors of the forward model, halved and summed [B], and of the inverse model [B]."""
+        features_BU, next_BU = self.features(before), self.features(after)
+        predicted_BU = self.forward_head(self.forward_model(torch.cat((features_BU, done_BA), 1)))
+        guessed_BA = self.inverse_head(self.inverse(torch.cat((features_BU, next_BU), 1)))
+        return 0.5 * (predicted_BU - next_BU).square().sum(1), self._inverse_loss(guessed_BA, done_BA)
+
+    def _inverse_loss(self, guessed_BA: Tensor, done_BA: Tensor) -> Tensor:
+        continuous = self._actions.continuous
+        loss_B = (guessed_BA[:, :continuous] - done_BA[:, :continuous]).square().sum(1)
+        branches = list(self._actions.discrete)
+        if branches:
+            guessed, done = (rows[:, continuous:].split_with_sizes(branches, 1) for rows in (guessed_BA, done_BA))
+            for logits_Bk, chosen_Bk in zip(guessed, done, strict=True):
+                loss_B = loss_B - (torch.log_softmax(logits_Bk, 1) * chosen_Bk).sum(1)
+        return loss_B
+
+
+class Curiosity:
+    """Models of one behavior.
+
+    Attributes:
+        module: all that is trained.
+        optimizer: of its parameters.
+
+    Args:
+        spec: of the behavior.
+        settings: of the signal.
+        generator: random source of initial weights.
+    """
+
+    def __init__(self, spec: BehaviorSpec, settings: CuriositySettings, generator: torch.Generator) -> None:
+        self.module = CuriosityModels(spec, settings, generator)
+        self.optimizer = Adam(self.module, settings.learning_rate)
+        self._largest = 1 / settings.strength if settings.strength else 0.0
+        self._joined: Inputs = ()
+        self._inputs: Inputs = ()
+        self._following = torch.empty(0, dtype=torch.int64)
+        self._done = torch.empty(0)
+        self._taken: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self, steps: Steps) -> Floats:
+        """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
+        encoder = self.module.features.encoder
+        self._joined = encoder.join(steps.observations)
+        self._inputs = encoder.prepare(self._joined)
+        self._following, self._done = torch.from_numpy(steps.following), steps.done
+        self._taken = []
+        if not self.module.updated:
+            return torch.zeros(len(steps)).numpy()
+        with torch.no_grad():
+            blocks = torch.split(torch.arange(len(steps)), _ROWS_AT_ONCE)
+            errors_r = torch.cat([self._errors(at)[0] for at in blocks])
+        rewards: Floats = errors_r.clamp_(max=self._largest).numpy()
+        return rewards
+
+    def learn(self, at_B: Tensor) -> None:
+        """One step on some rows of the batch."""
+        forward_B, inverse_B = self._errors(at_B)
+        forward, inverse = forward_B.mean(), inverse_B.mean()
+        loss = LOSS * (FORWARD * forward + (1 - FORWARD) * inverse)
+        if self.optimizer.step((loss,), (torch.ones(()),)):
+            self._taken.append((forward.detach(), inverse.detach()))
+            self.module.updated.fill_(1)
+
+    def goes_on(self, ends: int, steps: int) -> float:
+        """All: what is new is so in any episode, and the next one counts as the rest of this one."""
+        del ends, steps
+        return 1.0
+
+    def restored(self) -> None:
+        """Nothing is kept of former weights."""
+
+    def statistics(self) -> dict[str, float]:
+        """Of the steps since `begin`; takes its observations into the running statistics."""
+        self.module.features.encoder.update(tuple(column[: len(self._done)] for column in self._joined))
+        if not self._taken:
+            return {}
+        forward, inverse = (torch.stack(column).mean().item() for column in zip(*self._taken, strict=True))
+        return {"Losses/Curiosity Forward Loss": forward, "Losses/Curiosity Inverse Loss": inverse}
+
+    def _errors(self, at_B: Tensor) -> tuple[Tensor, Tensor]:
+        after = some(self._inputs, self._following.index_select(0, at_B))
+        errors: tuple[Tensor, Tensor] = self.module(some(self._inputs, at_B), after, self._done.index_select(0, at_B))
+        return errors

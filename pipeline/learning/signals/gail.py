@@ -1,0 +1,266 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""GAIL (Ho and Ermon 2016, arXiv 1606.03476) and VAIL (Peng et al. 2018, arXiv 1810.00821): reward for what a
+discriminator takes for a demonstration.
+
+1. The discriminator D sees the observations; with `use_actions` also what was done (one 1 for each branch of discrete
+   actions) and whether the episode ended with the step (ML-Agents). Without `use_actions` it does not see the end: a
+   flag that only one side can have would tell the sides apart whatever they do.
+2. Reward `-log(1 - D (1 - 1e-7))`, above 0 always (ML-Agents; the paper's is its negative for a cost). An agent that is
+   paid for every step has a reason to make its episodes last: see `biased`.
+3. Loss `-[log D(expert) + log(1 - D(policy))]`, as many rows of both, worked out from logits.
+4. Gradient penalty (Gulrajani et al. 2017, arXiv 1704.00028): 10 x (norm - 1)^2 of the gradient of D over all its
+   inputs, at a random place between a row of each side, one factor for each pair. The norm is sqrt(sum + 1e-7): its own
+   derivative is finite where the gradient is 0.
+5. VAIL: D reads a code z ~ N(mu(h), sigma^2) of 128 numbers; its reward reads mu. The loss gains `beta (KL - 0.5)` with
+   KL = sum over the code of KL(expert) + KL(policy) from N(0, I), mean over rows; after each step
+   `beta = max(0, beta + 0.0005 (KL - 0.5))`, from 0. sigma is one learned vector, from 1.
+6. One step of Adam for each minibatch of the policy, on it, with constant learning rate (ML-Agents).
+7. A fifth of the demonstrated episodes is held out, where there are five or more: how much less often D takes these for
+   demonstrations than those it learns from is how far it has learned them by heart.
+8. Observations are normalised by the demonstrations, where `normalize` asks for it: both sides by the same numbers.
+
+B rows of a minibatch, A features of what was done, Z numbers of a code, r steps of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import logsigmoid
+
+from pipeline.demonstrations.library import Demonstrations
+from pipeline.learning.optimizer import Adam
+from pipeline.learning.settings import ExtrinsicSettings, GailSettings
+from pipeline.learning.signals.ends import Absorbing
+from pipeline.learning.signals.steps import Features, Floats, Steps, linear, some
+from pipeline.networks.encoders import Inputs
+from pipeline.specs import BehaviorSpec
+
+PENALTY: Final = 10.0
+CODE: Final = 128
+INFORMATION: Final = 0.5
+BETA_STEP: Final = 0.0005
+_SAFE: Final = 1e-7
+_HEAD_GAIN: Final = 0.2
+_CODE_GAIN: Final = 0.1
+_HELD_OUT: Final = 0.2
+_ROWS_AT_ONCE: Final = 4096
+
+
+class Shown(NamedTuple):
+    """Rows of one side.
+
+    Attributes:
+        inputs: prepared observations.
+        more: [B, A + 1] what was done, and whether the episode ended; None without `use_actions`.
+    """
+
+    inputs: Inputs
+    more: Tensor | None
+
+    def rows(self, at_B: Tensor) -> Shown:
+        """Some of them."""
+        return Shown(some(self.inputs, at_B), None if self.more is None else self.more.index_select(0, at_B))
+
+
+class Discriminator(nn.Module):
+    """Tells demonstrations from what the policy does.
+
+    Args:
+        spec: of the behavior.
+        settings: of the signal.
+        generator: random source of initial weights and of codes.
+    """
+
+    beta: Tensor
+
+    def __init__(self, spec: BehaviorSpec, settings: GailSettings, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+        self.uses_actions = settings.use_actions
+        more = spec.actions.continuous + spec.actions.mask_size + 1 if settings.use_actions else 0
+        self.features = Features(spec, settings.encoder, more, generator)
+        self.code: nn.Linear | None = None
+        if settings.use_vail:
+            self.code = linear(self.features.size, CODE, _CODE_GAIN, generator)
+            self.sigma = nn.Parameter(torch.ones(CODE))
+            self.register_buffer("beta", torch.zeros(()))
+        self.head = linear(CODE if settings.use_vail else self.features.size, 1, _HEAD_GAIN, generator)
+
+    def show(self, steps: Steps) -> Shown:
+        """Steps as this network reads them."""
+        encoder = self.features.encoder
+        inputs = encoder.prepare(encoder.join([column[: len(steps)] for column in steps.observations]))
+        return Shown(inputs, torch.cat((steps.done, steps.flags), 1) if self.uses_actions else None)
+
+    def forward(self, shown: Shown, noise: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits [B], and the mean code [B, Z] where there is one.
+
+        Args:
+            shown: rows.
+            noise: draw the code, instead of its mean.
+        """
+        features_BU = self.features(shown.inputs, shown.more)
+        if self.code is None:
+            return self.head(features_BU).squeeze(1), None
+        mean_BZ: Tensor = self.code(features_BU)
+        code_BZ = mean_BZ
+        if noise:
+            code_BZ = mean_BZ + self.sigma * torch.randn(mean_BZ.shape, generator=self._generator)
+        return self.head(code_BZ).squeeze(1), mean_BZ
+
+
+class Gail:
+    """Discriminator and demonstrations of one behavior.
+
+    Attributes:
+        module: all that is trained.
+        optimizer: of its parameters.
+
+    Args:
+        spec: of the behavior.
+        settings: of the signal.
+        shown: the demonstrations; None where nothing is to be learned.
+        generator: random source of initial weights and of sampling.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: GailSettings, shown: Demonstrations | None, generator: torch.Generator
+    ) -> None:
+        self.module = Discriminator(spec, settings, generator)
+        self.optimizer = Adam(self.module, settings.learning_rate)
+        self._generator = generator
+        self._taken: list[dict[str, Tensor]] = []
+        if shown is not None:
+            self._absorbing = Absorbing(int(shown.terminated.sum()), shown.steps)
+            learned, held_out = shown.split(_HELD_OUT, seed=0)
+            self._learned = Steps.of_demonstrations(spec.actions, learned)
+            self._kept = Steps.of_demonstrations(spec.actions, held_out) if held_out.episodes else None
+            encoder = self.module.features.encoder
+            encoder.update(encoder.join([column[: len(self._learned)] for column in self._learned.observations]))
+            self.restored()
+
+    def restored(self) -> None:
+        """Shows the demonstrations to the weights as they are now: the normaliser is one of them."""
+        self._expert = self.module.show(self._learned)
+        self._held_out = None if self._kept is None else self.module.show(self._kept)
+        self._policy = self._expert
+
+    def begin(self, steps: Steps) -> Floats:
+        """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
+        self._policy = self.module.show(steps)
+        self._taken = []
+        logits_r = torch.cat([self._logits(self._policy, rows) for rows in _blocks(len(steps))])
+        rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
+        return rewards
+
+    def goes_on(self, ends: int, steps: int) -> float:
+        """As much as demonstrations end too, see `ends`."""
+        self._absorbing.count(ends, steps)
+        return self._absorbing.share
+
+    def learn(self, at_B: Tensor) -> None:
+        """One step on some rows of the batch, and as many of the demonstrations."""
+        which_B = torch.randint(len(self._learned), (len(at_B),), generator=self._generator)
+        self._taken += self.step(self._policy.rows(at_B), self._expert.rows(which_B))
+
+    def statistics(self) -> dict[str, float]:
+        """Of the steps since `begin`."""
+        found = {name: torch.stack([one[name] for one in self._taken]).mean().item() for name in self._names()}
+        if self._held_out is not None:
+            logits = self._logits(self._held_out, torch.arange(len(self._held_out.inputs[0])))
+            found["Policy/GAIL Held-Out Accuracy"] = (logits > 0).float().mean().item()
+        return found
+
+    def step(self, policy: Shown, expert: Shown) -> list[dict[str, Tensor]]:
+        """One step on as many rows of both sides; what it was like, or nothing where the gradient was not finite."""
+        rows = len(expert.inputs[0])
+        logits_2B, mean_2BZ = self.module(_both(policy, expert), True)
+        policy_B, expert_B = logits_2B.split(rows)
+        loss = -(logsigmoid(expert_B) + logsigmoid(-policy_B)).mean()
+        said = {
+            "Policy/GAIL Policy Estimate": policy_B.detach().sigmoid().mean(),
+            "Policy/GAIL Expert Estimate": expert_B.detach().sigmoid().mean(),
+            "Losses/GAIL Loss": loss.detach(),
+            "Policy/GAIL Policy Accuracy": (policy_B < 0).float().mean(),
+            "Policy/GAIL Expert Accuracy": (expert_B > 0).float().mean(),
+        }
+        divergence = None
+        if mean_2BZ is not None:
+            divergence = kl(mean_2BZ, self.module.sigma)
+            loss = loss + self.module.beta * (divergence - INFORMATION)
+            said |= {"Policy/GAIL Beta": self.module.beta.clone(), "Losses/GAIL KL Loss": divergence.detach()}
+        penalty = self._penalty(policy, expert)
+        loss = loss + PENALTY * penalty
+        said["Policy/GAIL Grad Mag Loss"] = penalty.detach()
+        if not self.optimizer.step((loss,), (torch.ones(()),)):
+            return []
+        if divergence is not None:
+            self.module.beta.add_(BETA_STEP * (divergence.detach() - INFORMATION)).clamp_(min=0)
+        return [said]
+
+    # ---------------------------------------------------------------- inside
+
+    def _penalty(self, policy: Shown, expert: Shown) -> Tensor:
+        """(4), without its weight."""
+        share_B = torch.rand(len(expert.inputs[0]), generator=self._generator)
+        pairs = zip(policy.inputs, expert.inputs, strict=True)
+        columns = [_between(one, other, share_B).requires_grad_() for one, other in pairs]
+        more = None
+        if policy.more is not None and expert.more is not None:
+            more = _between(policy.more, expert.more, share_B).requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels can be derived once only
+            logits_B, _ = self.module(Shown(tuple(columns), more), True)
+            wanted = columns if more is None else [*columns, more]
+            gradients = torch.autograd.grad(logits_B.sigmoid().sum(), wanted, create_graph=True, allow_unused=True)
+        squares_B = sum(one.square().flatten(1).sum(1) for one in gradients if one is not None)
+        assert isinstance(squares_B, Tensor)
+        return (torch.sqrt(squares_B + _SAFE) - 1).square().mean()
+
+    @torch.no_grad()
+    def _logits(self, shown: Shown, rows: Tensor) -> Tensor:
+        logits_B: Tensor = self.module(shown.rows(rows), False)[0]
+        return logits_B
+
+    def _names(self) -> list[str]:
+        return list(self._taken[0]) if self._taken else []
+
+
+def kl(mean_2BZ: Tensor, sigma_Z: Tensor) -> Tensor:
+    """Mean over pairs of rows of KL(policy) + KL(expert) from N(0, I); the first half of the rows is the policy's.
+
+    `KL(N(mu, sigma^2), N(0, 1)) = (mu^2 + sigma^2 - 1 - log sigma^2) / 2`, summed over the code.
+    """
+    variance_Z = sigma_Z.square()
+    of_means = mean_2BZ.square().sum() / len(mean_2BZ)  # half of the sum over both rows of a pair, mean over pairs
+    return of_means + (variance_Z - 1 - variance_Z.log()).sum()
+
+
+def biased(extrinsic: ExtrinsicSettings | None) -> bool:
+    """Whether nothing but a reward that is always above 0 is paid.
+
+    Where episodes can end by themselves, what such an agent learns first is to stay alive, demonstrated or not
+    (Kostrikov et al. 2019, arXiv 1809.02925, section 4.1).
+    """
+    return extrinsic is None or not extrinsic.strength
+
+
+def _both(one: Shown, other: Shown) -> Shown:
+    inputs = tuple(torch.cat(columns) for columns in zip(one.inputs, other.inputs, strict=True))
+    more = None if one.more is None or other.more is None else torch.cat((one.more, other.more))
+    return Shown(inputs, more)
+
+
+def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:
+    """`share` of one and the rest of the other; bytes of an image as floats 0..1."""
+    if one.dtype == torch.uint8:
+        one, other = one.float() / 255, other.float() / 255
+    share = share_B.view(-1, *[1] * (one.dim() - 1))
+    return share * one + (1 - share) * other
+
+
+def _blocks(rows: int) -> list[Tensor]:
+    return list(torch.split(torch.arange(rows), _ROWS_AT_ONCE))

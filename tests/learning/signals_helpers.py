@@ -1,0 +1,356 @@
+"""Small behaviors, demonstrations and batches for the tests of reward signals, and networks written out in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from group_lives import World
+from learning_helpers import no_episodes
+from torch import nn
+
+from pipeline.demonstrations.episodes import SUFFIX, Recording, encode
+from pipeline.demonstrations.library import Demonstrations
+from pipeline.learning.buffer import Batch
+from pipeline.learning.settings import (
+    BehavioralCloningSettings,
+    CuriositySettings,
+    ExtrinsicSettings,
+    GailSettings,
+    Hyperparameters,
+    RewardSignals,
+    RndSettings,
+    TrainerSettings,
+)
+from pipeline.learning.signals.steps import Steps
+from pipeline.messages.service import Segments
+from pipeline.networks.settings import MemorySettings, NetworkSettings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+NAMES = ("extrinsic", "gail", "curiosity", "rnd")
+LENGTH, MEMORY = 3, 6
+
+NEAR = ObservationSpec(name="near", shape=(3,))
+FAR = ObservationSpec(name="far", shape=(2,))
+HYBRID = ActionSpec(continuous=2, discrete=(3, 2))
+SPECS = {
+    "hybrid": BehaviorSpec(observations=(NEAR, FAR), actions=HYBRID),
+    "continuous": BehaviorSpec(observations=(NEAR,), actions=ActionSpec(continuous=2)),
+    "discrete": BehaviorSpec(observations=(NEAR,), actions=ActionSpec(discrete=(2, 4))),
+    "bytes": BehaviorSpec(
+        observations=(ObservationSpec(name="eye", shape=(1, 6, 5), kind="image", dtype="uint8"), NEAR), actions=HYBRID
+    ),
+    "floats": BehaviorSpec(
+        observations=(ObservationSpec(name="eye", shape=(2, 5, 5), kind="image"),), actions=ActionSpec(discrete=(3,))
+    ),
+    "entities": BehaviorSpec(
+        observations=(NEAR, ObservationSpec(name="others", shape=(3, 2), kind="entities")), actions=HYBRID
+    ),
+    "goal": BehaviorSpec(
+        observations=(NEAR, ObservationSpec(name="aim", shape=(2,), kind="goal")),
+        actions=ActionSpec(continuous=1, discrete=(3,)),
+    ),
+}
+
+
+# ---------------------------------------------------------------- settings
+
+
+def network(**changes: Any) -> NetworkSettings:
+    return NetworkSettings(**({"hidden_units": 8, "vis_encode_type": "match3"} | changes))
+
+
+def signals_of(
+    names: Any, demo: Path | str = "none", *, use_actions: bool = False, use_vail: bool = False, normalize: bool = False
+) -> RewardSignals:
+    """Small signals of these names, each with a gamma and a strength of its own."""
+    shape = {"network_settings": network(normalize=normalize), "learning_rate": 1e-3}
+    every = {
+        "extrinsic": lambda: ExtrinsicSettings(gamma=0.9, strength=0.7),
+        "gail": lambda: GailSettings(
+            gamma=0.8, strength=0.3, demo_path=str(demo), use_actions=use_actions, use_vail=use_vail, **shape
+        ),
+        "curiosity": lambda: CuriositySettings(gamma=0.95, strength=0.2, **shape),
+        "rnd": lambda: RndSettings(gamma=0.85, strength=0.1, **shape),
+    }
+    return RewardSignals(**{name: every[name]() for name in names})
+
+
+def trainer(
+    signals: RewardSignals,
+    *,
+    kind: str = "ppo",
+    memory: bool = False,
+    previous: bool = False,
+    normalize: bool = False,
+    cloning: BehavioralCloningSettings | None = None,
+    **hyper: Any,
+) -> TrainerSettings:
+    """Settings of a small learner; what is left over goes to the hyperparameters."""
+    chosen = {"batch_size": 9, "buffer_size": 32, "learning_rate": 1e-3, "num_epoch": 2} | hyper
+    return TrainerSettings(
+        trainer_type=kind,
+        hyperparameters=Hyperparameters(**chosen),
+        network_settings=network(
+            normalize=normalize,
+            memory=MemorySettings(memory_size=MEMORY, sequence_length=LENGTH) if memory else None,
+            previous_action=previous,
+        ),
+        reward_signals=signals,
+        behavioral_cloning=cloning,
+        max_steps=10_000,
+    )
+
+
+# ---------------------------------------------------------------- what was demonstrated
+
+
+def observed(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Random rows of each observation; images of floats are 0 to 1, some entities are padding."""
+    columns = []
+    for one in spec.observations:
+        if one.dtype == "uint8":
+            columns.append(random.integers(0, 256, (rows, *one.shape), np.uint8))
+        elif one.kind == "image":
+            columns.append(random.random((rows, *one.shape), np.float32))
+        else:
+            column = random.standard_normal((rows, *one.shape), np.float32)
+            if one.kind == "entities":
+                column[random.random((rows, one.shape[0])) < 0.4] = 0
+            columns.append(column)
+    return tuple(columns)
+
+
+def recorded(spec: BehaviorSpec, lengths: list[int], *, seed: int = 0, masked: bool = False) -> dict[str, np.ndarray]:
+    """Columns of random episodes; what is masked is never what was done."""
+    random = np.random.default_rng([seed, 7])
+    e, r, actions = len(lengths), sum(lengths), spec.actions
+    discrete = random.integers(0, actions.discrete, (r, len(actions.discrete)), np.int32)
+    found = {
+        "lengths": np.array(lengths, np.int32),
+        "agents": np.arange(e, dtype=np.int64),
+        "teams": np.zeros(e, np.int32),
+        "simulators": np.zeros(e, np.int32),
+        "groups": np.zeros(e, np.int64),
+        "terminated": random.random(e) < 0.5,
+        "continuous": random.uniform(-1, 1, (r, actions.continuous)).astype(np.float32),
+        "discrete": discrete,
+        "rewards": random.standard_normal(r, np.float32),
+        "group_rewards": np.zeros(r, np.float32),
+    }
+    seen, after = observed(spec, r, random), observed(spec, e, random)
+    for at in range(len(spec.observations)):
+        found |= {f"observation.{at}": seen[at], f"final_observation.{at}": after[at]}
+    if masked and actions.discrete:
+        found["masks"] = random.random((r, actions.mask_size)) < 0.4
+        first = np.cumsum((0, *actions.discrete))[:-1]
+        np.put_along_axis(found["masks"], first + discrete, False, 1)
+    return found
+
+
+def write(path: Path, spec: BehaviorSpec, columns: dict[str, np.ndarray], name: str = "one") -> Path:
+    """A folder with a file of these columns."""
+    file = path / f"{name}{SUFFIX}"
+    file.write_bytes(encode(Recording(behavior="Other", spec=spec, columns=columns)))
+    return path
+
+
+def shown_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Demonstrations:
+    """The same as training gets it, row by row."""
+    starts = np.cumsum(columns["lengths"]) - columns["lengths"]
+    episode, ended, after = [], [], [[] for _ in spec.observations]
+    for number, (start, length) in enumerate(zip(starts, columns["lengths"], strict=True)):
+        for row in range(start, start + length):
+            last = row == start + length - 1
+            episode.append(number)
+            ended.append(last)
+            for at, column in enumerate(after):
+                kept = columns[f"final_observation.{at}"][number] if last else columns[f"observation.{at}"][row + 1]
+                column.append(kept)
+    return Demonstrations(
+        observations=tuple(columns[f"observation.{at}"] for at in range(len(spec.observations))),
+        next_observations=tuple(np.array(column) for column in after),
+        continuous=columns["continuous"],
+        discrete=columns["discrete"],
+        masks=columns.get("masks"),
+        ended=np.array(ended),
+        terminated=columns["terminated"],
+        rewards=columns["rewards"],
+        episode=np.array(episode, np.int64),
+        episodes=len(columns["lengths"]),
+    )
+
+
+# ---------------------------------------------------------------- what the policy did
+
+
+PARTS = [(1, 4, False), (2, 7, True), (1, 3, True), (3, 1, False), (4, 2, False), (5, 5, True), (3, 6, False)]
+"""Segments of (life, rows, ended)."""
+
+
+def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float = 3.0) -> Steps:
+    """Random steps; many raw samples are beyond what a simulator gets."""
+    random, (lives, lengths, ended) = np.random.default_rng([seed, 3]), zip(*parts, strict=True)
+    rows = sum(lengths)
+    return Steps.of_segments(
+        spec.actions,
+        np.array(lengths, np.int32),
+        observed(spec, rows, random),
+        observed(spec, len(parts), random),
+        scale * random.standard_normal((rows, spec.actions.continuous), np.float32),
+        random.integers(0, spec.actions.discrete, (rows, len(spec.actions.discrete)), np.int32),
+        np.array(ended),
+        np.array(lives, np.int64),
+    )
+
+
+def played(ppo: Any, parts: Any = PARTS, seed: int = 0, standing: Any = None, masked: bool = True) -> Batch:
+    """Segments that the actor plays one after the other; `standing` holds what each life carries between calls."""
+    acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    standing, spec = {} if standing is None else standing, ppo.actor.spec
+    length, choices = ppo.settings.network_settings.sequence_length, spec.actions.mask_size
+    masked = masked and choices > 0
+    columns, starts = [], []
+    for life, rows, _ in parts:
+        carried = standing.setdefault(life, np.zeros((1, acting.carried), np.float32))
+        for row in range(rows):
+            if length and row % length == 0:
+                starts.append(carried.copy())
+            masks = np.zeros((1, choices), np.bool_)
+            masks[0, :1] = masked and random.random() < 0.5
+            seen = observed(spec, 1, random)
+            columns.append((*seen, masks, *acting.act(seen, masks if masked else None, generator, carried=carried)))
+    *observations, masks, continuous, discrete, log_probs = map(np.concatenate, zip(*columns, strict=True))
+    ended, rows = np.array([end for _, _, end in parts]), len(log_probs)
+    return Batch(
+        lengths=np.array([rows for _, rows, _ in parts], np.int32),
+        terminated=ended & (np.arange(len(parts)) % 2 == 1),
+        ended=ended,
+        lives=np.array([life for life, _, _ in parts], np.int64),
+        next_observations=observed(spec, len(parts), random),
+        observations=tuple(observations),
+        continuous=continuous,
+        discrete=discrete,
+        log_probs=log_probs,
+        masks=masks if masked else None,
+        rewards=random.standard_normal(rows, np.float32),
+        group_rewards=np.zeros(rows, np.float32),
+        versions=np.zeros(rows, np.int64),
+        sequence_length=length,
+        carried=np.concatenate(starts) if length else None,
+    )
+
+
+def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
+    """The message that tells of a batch."""
+    count, rows = len(batch.lengths), batch.steps
+    names = (
+        "lengths", "observations", "next_observations", "continuous", "discrete", "log_probs", "masks", "rewards",
+        "group_rewards", "versions", "terminated", "carried",
+    )  # fmt: skip
+    return Segments(
+        behavior="Test", source=source, origin="assembly.1", sequence=1, began=0, orphaned=0, received=rows,
+        cut=0, interrupted=batch.ended & ~batch.terminated, group_ended=np.zeros(count, np.bool_),
+        teams=np.zeros(count, np.int32), groups=np.zeros(count, np.int64), agents=batch.lives,
+        simulators=np.zeros(count, np.int32), episodes=no_episodes(),
+        **{name: getattr(batch, name) for name in names},
+    )  # fmt: skip
+
+
+def world(poca: Any, specs: dict[str, BehaviorSpec], seed: int = 0) -> World:
+    """Groups that a MA-POCA's actor plays in."""
+    return World(specs, poca.actor, seed)
+
+
+# ---------------------------------------------------------------- states
+
+
+def state(module: nn.Module) -> dict[str, bytes]:
+    """All parameters and buffers, bit by bit."""
+    return {name: tensor.numpy().tobytes() for name, tensor in module.state_dict().items()}
+
+
+def moments(of: Any) -> dict[str, bytes]:
+    """An optimiser's state, bit by bit."""
+    return {name: tensor.numpy().tobytes() for name, tensor in of.moments.items()}
+
+
+def finite(module: nn.Module) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in module.state_dict().values())
+
+
+def shaken(module: nn.Module, amount: float = 0.3, seed: int = 1) -> None:
+    """Moves all trained parameters, so that nothing is 0 by its start."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=amount)
+
+
+# ---------------------------------------------------------------- networks in numpy
+
+
+Weights = dict[str, np.ndarray]
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """All parameters and buffers in float64."""
+    return {name: tensor.numpy().astype(np.float64) for name, tensor in module.state_dict().items()}
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Without overflow, whatever x is."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def dense(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    """Linear layers by the names 0, 2, 4, ..., each with SiLU after it."""
+    layer = 0
+    while f"{name}.{layer}.weight" in weights:
+        x = silu(linear(weights, f"{name}.{layer}", x))
+        layer += 2
+    assert layer
+    return x
+
+
+def linear(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def done_by_hand(actions: ActionSpec, executed: np.ndarray, discrete: np.ndarray) -> np.ndarray:
+    """What was done, row by row: continuous actions, then one 1 for each branch."""
+    rows = []
+    for row in range(len(executed)):
+        found = [float(value) for value in executed[row]]
+        for branch, size in enumerate(actions.discrete):
+            found += [1.0 if choice == discrete[row, branch] else 0.0 for choice in range(size)]
+        rows.append(found)
+    return np.array(rows, np.float64).reshape(len(executed), -1)
+
+
+def slope(loss: Any, weights: Weights, name: str, at: tuple[int, ...], width: float = 1e-5) -> float:
+    """Derivative of a loss of weights for one of them, from both sides."""
+    sides = []
+    for sign in (1, -1):
+        moved = weights | {name: weights[name].copy()}
+        moved[name][at] += sign * width
+        sides.append(loss(moved))
+    return (sides[0] - sides[1]) / (2 * width)
+
+
+def some_places(weights: Weights, names: list[str], seed: int = 0, each: int = 4) -> list[tuple[str, tuple[int, ...]]]:
+    """A few entries of each of these weights."""
+    random = np.random.default_rng(seed)
+    found = []
+    for name in names:
+        for _ in range(min(each, weights[name].size)):
+            flat = int(random.integers(weights[name].size))
+            found.append((name, tuple(int(part) for part in np.unravel_index(flat, weights[name].shape))))
+    return found

@@ -1,0 +1,371 @@
+"""Exported models do what the networks do, in the layout that a game expects."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import zipfile
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from pipeline.actions import to_environment
+from pipeline.errors import CheckpointError
+from pipeline.learning import export_layers, export_policy
+from pipeline.learning.export import SUFFIXES, ExportError, export, load_onnx
+from pipeline.learning.export_check import random_inputs
+from pipeline.learning.export_policy import trained_policy
+from pipeline.networks.actor import Actor
+from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.weights import load_arrays
+from pipeline.specs import read_spec
+
+# What Unity documents for Barracuda 2.0, the oldest engine that loads this layout; the later ones have all of it.
+BARRACUDA = """
+Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv
+ConvTranspose Div Elu Equal Exp Expand Flatten Floor Gather Gemm Greater Identity LeakyRelu Less Log LogSoftmax MatMul
+Max MaxPool Mean Min Mul Multinomial Neg Not Or Pad Pow RandomNormal RandomNormalLike RandomUniform RandomUniformLike
+Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Shape Sigmoid Slice Softmax Split Sqrt Squeeze
+Sub Sum Tanh Tile TopK Transpose Unsqueeze Where
+"""
+DRAWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Checkpoint, file content and model of a kind, exported once."""
+    folder = tmp_path_factory.mktemp("exports")
+
+    @functools.cache
+    def of(name: str, shared: bool = False):
+        path = folder / f"{name}-{shared}.onnx"
+        checkpoint = checkpoint_of(KINDS[name], shared=shared)
+        done = export(checkpoint, [path])
+        assert done.difference <= 1e-4
+        assert done.size == path.stat().st_size
+        content = path.read_bytes()
+        return checkpoint, onnx.load_from_string(content), load_onnx(content)
+
+    return of
+
+
+def acting(checkpoint):
+    """The policy as stepping uses it."""
+    description = checkpoint.description
+    network = NetworkSettings.model_validate_json(json.dumps(description["network_settings"]))
+    values = len(description["signals"]) if description["shared_critic"] else 0
+    actor = Actor(read_spec(description["spec"]), network, values=values)
+    load_arrays(actor, {key[6:]: value for key, value in checkpoint.weights.items() if key.startswith("actor.")})
+    return actor.frozen()
+
+
+def agrees(checkpoint, model, rows: int, seed: int) -> None:
+    """The most likely actions and the memory of a model are those of stepping's policy."""
+    policy = trained_policy(checkpoint)
+    given_, observations = random_inputs(policy, rows, np.random.default_rng(seed))
+    got = model(given_)
+    masks = given_["action_masks"] < 0.5 if policy.spec.actions.discrete else None
+    carried = given_["recurrent_in"][:, 0].copy() if policy.memory else None
+    raw, discrete, _ = acting(checkpoint).act(observations, masks, torch.Generator(), True, carried)
+    if policy.spec.actions.continuous:
+        np.testing.assert_allclose(got["deterministic_continuous_actions"], to_environment(raw), atol=1e-4)
+    if policy.spec.actions.discrete:
+        np.testing.assert_array_equal(got["deterministic_discrete_actions"], discrete)
+    if carried is not None:
+        np.testing.assert_allclose(got["recurrent_out"][:, 0], carried, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_does_what_the_policy_does_for_one_agent_and_for_several(exported, name):
+    checkpoint, _, model = exported(name)
+    agrees(checkpoint, model, 1, 5)
+    agrees(checkpoint, model, 7, 6)
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 40), seed=st.integers(0, 2**16))
+def test_it_does_so_for_any_inputs_and_any_number_of_agents(exported, rows, seed):
+    checkpoint, _, model = exported("entities-and-vector")
+    agrees(checkpoint, model, rows, seed)
+
+
+@pytest.mark.parametrize("name", ["vectors-normalised", "goal-hyper", "memory"])
+def test_the_values_of_a_shared_critic_are_no_part_of_the_model(exported, name):
+    checkpoint, _, model = exported(name, shared=True)
+    agrees(checkpoint, model, 7, 6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_uses_only_operators_that_every_engine_of_unity_has(exported, name):
+    _, model, _ = exported(name)
+    assert [one.version for one in model.opset_import] == [9]
+    assert {node.op_type for node in model.graph.node} <= set(BARRACUDA.split())
+
+
+def shapes(values) -> dict:
+    return {
+        one.name: (
+            onnx.TensorProto.DataType.Name(one.type.tensor_type.elem_type),
+            [axis.dim_param or axis.dim_value for axis in one.type.tensor_type.shape.dim],
+        )
+        for one in values
+    }
+
+
+def test_the_names_and_shapes_of_a_hybrid_policy_with_memory_are_those_of_the_layout(exported):
+    _, model, _ = exported("everything")
+    assert list(shapes(model.graph.input).items()) == [
+        ("obs_0", ("FLOAT", ["batch", 4, 3])),
+        ("obs_1", ("FLOAT", ["batch", 3, 36, 40])),
+        ("obs_2", ("FLOAT", ["batch", 3])),
+        ("obs_3", ("FLOAT", ["batch", 5])),
+        ("obs_4", ("FLOAT", ["batch", 1, 20, 24])),
+        ("obs_5", ("FLOAT", ["batch", 2, 5])),
+        ("obs_6", ("FLOAT", ["batch", 3])),
+        ("action_masks", ("FLOAT", ["batch", 6])),
+        ("recurrent_in", ("FLOAT", ["batch", 1, 12])),
+    ]
+    assert list(shapes(model.graph.output).items()) == [
+        ("version_number", ("FLOAT", [1])),
+        ("memory_size", ("FLOAT", [1])),
+        ("continuous_actions", ("FLOAT", ["batch", 2])),
+        ("continuous_action_output_shape", ("FLOAT", [1])),
+        ("deterministic_continuous_actions", ("FLOAT", ["batch", 2])),
+        ("discrete_actions", ("INT64", ["batch", 3])),
+        ("discrete_action_output_shape", ("FLOAT", [1, 3])),
+        ("deterministic_discrete_actions", ("INT64", ["batch", 3])),
+        ("recurrent_out", ("FLOAT", ["batch", 1, 12])),
+    ]
+
+
+def test_what_a_policy_does_not_have_is_left_out(exported):
+    continuous, discrete = exported("vector")[1], exported("one-layer")[1]
+    assert list(shapes(continuous.graph.input)) == ["obs_0"]
+    assert list(shapes(continuous.graph.output)) == [
+        "version_number",
+        "memory_size",
+        "continuous_actions",
+        "continuous_action_output_shape",
+        "deterministic_continuous_actions",
+    ]
+    assert list(shapes(discrete.graph.input)) == ["obs_0", "action_masks"]
+    assert list(shapes(discrete.graph.output)) == [
+        "version_number",
+        "memory_size",
+        "discrete_actions",
+        "discrete_action_output_shape",
+        "deterministic_discrete_actions",
+    ]
+
+
+def test_the_facts_that_a_game_checks_are_constants_of_the_model(exported):
+    _, model, _ = exported("everything")
+    found = {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t).tolist()
+        for node in model.graph.node
+        if node.op_type == "Constant"
+    }
+    assert found == {
+        "version_number": [3.0],
+        "memory_size": [12.0],
+        "continuous_action_output_shape": [2.0],
+        "discrete_action_output_shape": [[3.0, 1.0, 2.0]],
+    }
+
+
+def by_hand(checkpoint, rows):
+    """Means and logits of normalised vectors, in float64."""
+    weights = {key: value.astype(np.float64) for key, value in checkpoint.weights.items()}
+    mean, variance = weights["actor.encoder.normalizer.mean"], weights["actor.encoder.normalizer.variance"]
+    hidden = np.clip((rows - mean) / np.sqrt(variance), -5, 5)
+    for layer in range(3):
+        weight, bias = weights[f"actor.body.layers.{layer}.weight"], weights[f"actor.body.layers.{layer}.bias"]
+        hidden = hidden @ weight.T + bias
+        if layer < 2:
+            hidden = hidden / (1 + np.exp(-hidden))
+    return hidden[:, :2], hidden[:, 2:], np.exp(weights["actor.log_sigma"])
+
+
+def many(seed: int) -> dict:
+    """The same observation again and again."""
+    random = np.random.default_rng(seed)
+    return {
+        "obs_0": np.repeat(random.normal(3, 4, (1, 5)).astype(np.float32), DRAWS, 0),
+        "obs_1": np.repeat(random.normal(3, 4, (1, 3)).astype(np.float32), DRAWS, 0),
+        "action_masks": np.ones((DRAWS, 6), np.float32),
+    }
+
+
+def test_sampled_continuous_actions_are_the_clipped_gaussian_of_the_policy(exported):
+    """Mean and deviation lie within 6 standard errors of those of draws by NumPy."""
+    checkpoint, _, model = exported("vectors-normalised")
+    inputs = many(1)
+    got = model(inputs)["continuous_actions"].astype(np.float64)
+    means, _, sigma = by_hand(checkpoint, np.concatenate([inputs["obs_0"][:1], inputs["obs_1"][:1]], 1))
+    own = np.clip(np.random.default_rng(0).normal(means, sigma, (DRAWS, 2)), -3, 3) / 3
+    error = 6 * own.std(0) * np.sqrt(2 / DRAWS)
+    assert (np.abs(got.mean(0) - own.mean(0)) < error).all()
+    assert (np.abs(got.std(0) - own.std(0)) < error).all()
+    assert np.abs(got).max() <= 1
+
+
+def test_choices_are_sampled_with_the_probabilities_of_the_policy_and_never_a_masked_one(exported):
+    checkpoint, _, model = exported("vectors-normalised")
+    inputs = many(2)
+    _, logits, _ = by_hand(checkpoint, np.concatenate([inputs["obs_0"][:1], inputs["obs_1"][:1]], 1))
+    for allowed in ([1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]):
+        inputs["action_masks"][:] = allowed
+        got = model(inputs)
+        chances = np.where(allowed, np.exp(logits[0] - logits[0].max()), 0.0)
+        for branch, (first, last) in enumerate(((0, 3), (3, 4), (4, 6))):
+            p = chances[first:last] / chances[first:last].sum()
+            drawn = np.bincount(got["discrete_actions"][:, branch], minlength=last - first) / DRAWS
+            assert (drawn[p == 0] == 0).all()
+            assert (np.abs(drawn - p) <= 6 * np.sqrt(p * (1 - p) / DRAWS)).all()
+            assert (got["deterministic_discrete_actions"][:, branch] == p.argmax()).all()
+
+
+def test_an_image_of_bytes_is_taken_as_floats_from_0_to_1(exported):
+    """A game feeds pixels / 255 where training sent bytes."""
+    checkpoint, _, model = exported("fully_connected")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 20, 24), np.uint8)
+    raw = acting(checkpoint).act([pixels], None, torch.Generator(), True)[0]
+    got = model({"obs_0": pixels.astype(np.float32) / 255})["deterministic_continuous_actions"]
+    np.testing.assert_allclose(got, to_environment(raw), atol=1e-5)
+
+
+def test_a_memory_goes_on_from_step_to_step_as_in_stepping(exported):
+    checkpoint, _, model = exported("memory")
+    policy = acting(checkpoint)
+    carried, memory = np.zeros((4, 12), np.float32), np.zeros((4, 1, 12), np.float32)
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        rows = random.standard_normal((4, 5), np.float32)
+        raw = policy.act([rows], None, torch.Generator(), True, carried)[0]
+        got = model({"obs_0": rows, "action_masks": np.ones((4, 6), np.float32), "recurrent_in": memory})
+        memory = got["recurrent_out"]
+        np.testing.assert_allclose(got["deterministic_continuous_actions"], to_environment(raw), atol=1e-4)
+    np.testing.assert_allclose(memory[:, 0], carried, atol=1e-4)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def test_a_wrong_export_leaves_no_file_and_an_earlier_one_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_layers, "silu", lambda graph, name: graph.add("Sigmoid", name))
+    earlier = tmp_path / "Goal.onnx"
+    earlier.write_bytes(b"earlier")
+    with pytest.raises(ExportError, match="deterministic_continuous_actions that differ by"):
+        export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal" / "Goal-1200.onnx", earlier])
+    assert [path.name for path in tmp_path.rglob("*")] == ["Goal.onnx"]
+    assert earlier.read_bytes() == b"earlier"
+
+
+def instead_of(monkeypatch, operator: str, other) -> None:
+    """Exports with something else in the place of an operator."""
+    add = export_layers.Graph.add
+
+    def changed(graph, kind, *inputs, output="", **attributes):
+        if kind != operator:
+            return add(graph, kind, *inputs, output=output, **attributes)
+        return add(graph, kind, *other(functools.partial(add, graph), inputs), output=output, **attributes)
+
+    monkeypatch.setattr(export_layers.Graph, "add", changed)
+
+
+def test_a_sampled_action_that_is_no_number_is_refused(tmp_path, monkeypatch):
+    def nothing(add, inputs):
+        zero = add("Sub", inputs[0], inputs[0])
+        return add("Div", zero, zero), *inputs[1:]
+
+    instead_of(monkeypatch, "Concat", lambda add, inputs: inputs)  # a change of nothing changes nothing
+    export(checkpoint_of(KINDS["one-layer"]), [tmp_path / "Goal.onnx"])
+    instead_of(monkeypatch, "Clip", nothing)
+    with pytest.raises(ExportError, match="numbers from -1 to 1"):
+        export(checkpoint_of(KINDS["vector"]), [tmp_path / "Other.onnx"])
+    assert not (tmp_path / "Other.onnx").exists()
+
+
+@pytest.mark.parametrize("operator", ["ArgMax", "Multinomial"])
+def test_a_choice_that_the_masks_forbid_is_refused(tmp_path, monkeypatch, operator):
+    instead_of(monkeypatch, operator, lambda add, inputs: [add("Sub", add("Sub", *inputs, *inputs), *inputs)])
+    with pytest.raises(ExportError, match="choices that the masks"):
+        export(checkpoint_of(KINDS["one-layer"]), [tmp_path / "Goal.onnx"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(tmp_path):
+    checkpoint = checkpoint_of(((VECTOR,), HYBRID, {"previous_action": True}))
+    for kind in ("onnx", "torchscript"):
+        with pytest.raises(ExportError, match="previous_action"):
+            export(checkpoint, [tmp_path / "Goal"], kind)
+    assert not list(tmp_path.iterdir())
+    assert export(checkpoint, [tmp_path / "Goal.safetensors"], "safetensors").difference == 0
+
+
+def test_missing_packages_are_named_with_how_to_install_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_policy.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'sparring\[onnx\]'"):
+        export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal.onnx"])
+
+
+def test_a_model_that_the_runtime_does_not_take_is_an_export_error():
+    with pytest.raises(ExportError, match="does not load"):
+        load_onnx(b"nothing of the kind")
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    checkpoint = checkpoint_of(KINDS["vector"])
+    other = dataclasses.replace(checkpoint, weights=checkpoint_of(KINDS["one-branch"]).weights)
+    with pytest.raises(CheckpointError):
+        export(other, [tmp_path / "Goal.onnx"])
+
+
+# ---------------------------------------------------------------- other formats
+
+
+def test_weights_come_with_what_they_belong_to(tmp_path):
+    checkpoint = checkpoint_of(KINDS["memory"], shared=True)
+    path = tmp_path / "Goal.safetensors"
+    export(checkpoint, [path], "safetensors")
+    with safe_open(path, "numpy") as file:
+        said, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert said["behavior"] == "Goal"
+    assert said["steps"] == "1200"
+    spec = read_spec(json.loads(said["spec"]))
+    network = NetworkSettings.model_validate_json(said["network_settings"])
+    assert spec == read_spec(checkpoint.description["spec"])
+    assert network.memory == MEMORY
+    actor = Actor(spec, network)
+    load_arrays(actor, arrays)
+    observation = np.ones((3, 5), np.float32)
+    for one, other in zip(
+        actor.frozen().act([observation], None, torch.Generator(), True),
+        acting(checkpoint).act([observation], None, torch.Generator(), True),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vectors-normalised", "one-layer", "goal-hyper", "bytes-and-image", "everything"])
+def test_a_program_for_torch_does_what_the_policy_does_and_holds_no_pickle(tmp_path, name):
+    checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torchscript']}"
+    assert export(checkpoint, [path], "torchscript").difference <= 1e-4
+    program = torch.export.load(path).module()
+
+    def model(inputs):
+        return {key: one.numpy() for key, one in program({k: torch.from_numpy(v) for k, v in inputs.items()}).items()}
+
+    agrees(checkpoint, model, 1, 5)
+    agrees(checkpoint, model, 7, 6)
+    with zipfile.ZipFile(path) as archive:
+        contents = [archive.read(one) for one in archive.infolist() if one.filename.endswith((".pt", ".pkl"))]
+    assert not any(contents)
