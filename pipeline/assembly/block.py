@@ -74,6 +74,8 @@ class Block:
         known: its episode was seen from the start.
         draws: number of the draw it plays under.
         drawn: there are any: the behavior is under self-play.
+        lessons: serial of the lessons that its simulator had when its episode began.
+        taught: there are any: environment parameters have curricula.
         lengths: steps in its open segment.
         episode_lengths: steps of its episode in segments closed before, likewise both returns.
 
@@ -92,6 +94,7 @@ class Block:
         "teams",
         "simulators",
         "draws",
+        "lessons",
         "episode_returns",
         "episode_group_returns",
         "episode_lengths",
@@ -113,6 +116,8 @@ class Block:
         self.simulators: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
         self.draws: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.drawn = False
+        self.lessons: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
+        self.taught = False
         self.episode_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_group_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_lengths: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
@@ -140,6 +145,9 @@ class Block:
         if joined.draws is not None:
             self.drawn = True
             self.draws[slots] = joined.draws
+        if joined.lessons is not None:
+            self.taught = True
+            self.lessons[slots] = joined.lessons
 
     def complete(self, slots: Slots, rewards: NDArray[np.float32], group_rewards: NDArray[np.float32] | None) -> int:
         """Writes the outcome of the steps under way.

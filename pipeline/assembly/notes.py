@@ -22,6 +22,7 @@ _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("agents", np.int64),
     ("shared_returns", np.float32),
     ("groups", np.int64),
+    ("lessons", np.int64),
 )
 _RESULTS: Final = ("numbers", "draws", "simulators", "seats", "who", "scores", "explicit", "rewards")
 
@@ -124,6 +125,7 @@ class Notes:
                 agents=block.agents[whole],
                 groups=block.groups[whole],
                 shared_returns=block.episode_group_returns[whole].astype(np.float32),
+                lessons=block.lessons[whole if block.taught else whole[:0]],
             )
         )
 

@@ -7,7 +7,7 @@ are published before the assignment that names them, and that after it is on dis
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,6 @@ from pipeline.messages.service import PolicyWeights
 from pipeline.queues.interface import Board
 
 MATCHES_FILE: Final = "matches.jsonl"
-OPPONENTS_FILE: Final = "opponents.json"
 PLAYERS_FOLDER: Final = "players"
 """Folder within that of the run with the weights of opponents from elsewhere, and of the players of a tournament."""
 _LONGEST: Final = 16 * 2**20
@@ -159,6 +158,13 @@ class Ghosts:
         rules = self.rules
         return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
 
+    def rating(self, name: str) -> float | None:
+        """How strong a learner is: Elo, or with more than two teams mu; None where nothing is rated."""
+        rules = self.rules
+        if isinstance(rules, Tournament) or name not in rules.sides:
+            return None
+        return rules.ratings.skills[name][0] if _many(rules) else rules.ratings.elo[name]
+
     def gauges(self) -> Iterator[tuple[str, float]]:
         """Names and values for the numbers of the service."""
         if isinstance(self.rules, Tournament):
@@ -167,8 +173,7 @@ class Ghosts:
         for name, side in self.rules.sides.items():
             window = [ratings.elo[f"{name}@{version}"] for version in side.window]
             mean, deviation = spread(window)
-            many = len({team for one in self.rules.sides.values() for team in one.teams}) > 2
-            if many:
+            if _many(self.rules):
                 yield f"mu/{name}", ratings.skills[name][0]
                 yield f"sigma/{name}", ratings.skills[name][1]
             else:
@@ -220,6 +225,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def _many(rules: SelfPlay) -> bool:
+    """Whether there are more than two teams."""
+    return len({team for side in rules.sides.values() for team in side.teams}) > 2
+
+
 def spread(values: Iterable[float]) -> tuple[float, float]:
     """Mean and standard deviation; zeros of none."""
     found = list(values)
@@ -252,26 +262,20 @@ def _rated(rules: SelfPlay, name: str) -> Rated:
     )
 
 
-def opponents_of(directory: Path) -> dict[str, list[Elsewhere]]:
-    """Opponents from elsewhere that the folder of a run holds, by behavior name, in the order of their numbers."""
-    path = directory / OPPONENTS_FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return {name: [Elsewhere(label, weight) for label, weight in own.items()] for name, own in known.items()}
-
-
-def elsewhere(directory: Path, counts: Mapping[str, int]) -> dict[tuple[str, int], PolicyWeights]:
-    """Weights of opponents from elsewhere, and of the players of a tournament, under their numbers: -1, -2, ...
+def elsewhere(directory: Path, opponents: Mapping[str, Sequence[Elsewhere]]) -> dict[tuple[str, int], PolicyWeights]:
+    """What opponents from elsewhere, and the players of a tournament, play with, under their numbers: -1, -2, ...
 
     Args:
         directory: of the run.
-        counts: how many each behavior has.
+        opponents: by behavior name.
 
     Raises:
         ServiceError: one is missing or damaged.
     """
     players = Snapshots(directory / PLAYERS_FOLDER)
-    return {
-        (name, -number): replace(players.load(name, number), version=-number)
-        for name, count in counts.items()
-        for number in range(1, count + 1)
-    }
+    found = {}
+    for name, own in opponents.items():
+        for number, one in enumerate(own, 1):
+            scripted = PolicyWeights(behavior=name, version=-number, arrays={}, script=one.script)
+            found[name, -number] = scripted if one.script else replace(players.load(name, number), version=-number)
+    return found

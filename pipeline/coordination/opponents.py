@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from pipeline.coordination.settings import SelfPlaySettings
 from pipeline.specs import BehaviorId
+
+OPPONENTS_FILE: Final = "opponents.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,22 @@ class Elsewhere:
     Attributes:
         label: its name as a player.
         weight: how often it is drawn; all snapshots together have 1.
+        script: of the simulators, that plays it; "" for weights.
     """
 
     label: str
     weight: float
+    script: str = ""
+
+
+def opponents_of(directory: Path) -> dict[str, list[Elsewhere]]:
+    """Opponents from elsewhere that the folder of a run holds, by behavior name, in the order of their numbers."""
+    path = directory / OPPONENTS_FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        name: [Elsewhere(label, one["weight"], one["script"]) for label, one in own.items()]
+        for name, own in known.items()
+    }
 
 
 @dataclass(slots=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from typing import Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from pipeline.coordination.ledger import Ledger
+from pipeline.errors import ServiceError
+from pipeline.messages.service import Segments
 from pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
 
 LAST_EPISODES: Final = 100
@@ -18,6 +23,7 @@ class Route:
         held: deliveries that assembly still keeps, oldest first.
         taken_before: steps its learners had taken before this start of coordination.
         taken: steps its learners have taken in all.
+        latest: by start of assembly, by start of stepping, sequence of the last message the present learner took.
     """
 
     def __init__(self, name: str, ledger: Ledger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
@@ -28,6 +34,7 @@ class Route:
         self.held: deque[Delivery] = deque()
         self.taken_before = 0
         self.taken = 0
+        self.latest: dict[str, dict[str, int]] = {}
         self.last_returns: deque[float] = deque(maxlen=LAST_EPISODES)
         self.episodes = 0
         self.done = False
@@ -36,9 +43,27 @@ class Route:
         sender.on_acknowledged(self._note_acknowledged)
 
     @property
+    def reward_mean(self) -> float | None:
+        """Mean return of the last episodes; None before the first."""
+        return sum(self.last_returns) / len(self.last_returns) if self.last_returns else None
+
+    @property
     def steps(self) -> int:
-        """Steps that have come and that the learner has not acknowledged."""
-        return sum(delivery.steps for delivery in self.held) + self.receiver.statistics().queued_steps
+        """Steps that have come and that the learner has not taken.
+
+        What came again after a restart of ours counts as long as it is queued and not looked at.
+        """
+        return sum(map(self._untaken, self.held)) + self.receiver.statistics().queued_steps
+
+    def empty(self) -> None:
+        """Holds all that is queued: nothing is handed on any more, and `steps` is exact."""
+        while not self.receiver.empty():
+            self.held.append(self.receiver.receive_nowait())
+
+    def _untaken(self, delivery: Delivery) -> int:
+        segments: Segments = delivery.record
+        taken = self.latest.get(segments.origin, {}).get(segments.source, 0)
+        return delivery.steps if segments.sequence > taken else 0
 
     @property
     def releasable(self) -> int:
@@ -51,6 +76,51 @@ class Route:
             self.held.popleft().acknowledge()
         self._released += count
 
+    def gauges(self) -> Iterator[tuple[str, float]]:
+        """Names and values for the numbers of the service."""
+        books = self.ledger.books()
+        for term in ("produced", "trained", "ghost", "stale", "lost", "open"):
+            yield f"books.{term}/{self.name}", getattr(books, term)
+        yield f"in_flight/{self.name}", self.ledger.in_flight
+        yield f"budget/{self.name}", self.ledger.budget
+        yield f"episodes/{self.name}", self.episodes
+        if self.reward_mean is not None:
+            yield f"reward_mean_last100/{self.name}", self.reward_mean
+
+    def to_plain(self) -> dict[str, Any]:
+        """What a restart needs, as plain JSON values."""
+        return {
+            "ledger": self.ledger.to_plain(),
+            "taken": self.taken,
+            "episodes": self.episodes,
+            "last_returns": list(self.last_returns),
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what `to_plain` gave."""
+        self.ledger.restore(plain["ledger"])
+        self.taken_before = self.taken = plain["taken"]
+        self.episodes = plain["episodes"]
+        self.last_returns.extend(plain["last_returns"])
+
     def _note_acknowledged(self, messages: int, steps: int) -> None:
         self._acknowledged = messages
         self.taken = self.taken_before + steps
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """What coordination has written to its file; None where there is none.
+
+    Raises:
+        ServiceError: a loss of power or another hand has spoilt it.
+    """
+    if not path.exists():
+        return None
+    try:
+        plain: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ServiceError(
+            f"got {path}, which can not be read ({error}); expected the books of this run; "
+            "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
+        ) from error
+    return plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,14 +29,22 @@ class OpponentSettings(BaseModel):
     """An opponent from elsewhere.
 
     Attributes:
-        checkpoint: folder of a checkpoint of any run, or one with several: each is an opponent then.
+        checkpoint: folder of a checkpoint of any run, or one with several: each is an opponent then; or
+        scripted: name of a script with which the simulators play the seat themselves.
         weight: how often it is drawn, those of a folder together; all snapshots of the run together have 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    checkpoint: str
+    checkpoint: str | None = None
+    scripted: str | None = Field(default=None, min_length=1)
     weight: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.checkpoint is None) == (self.scripted is None):
+            raise ValueError("got both or none of checkpoint and scripted; expected one of them; give one")
+        return self
 
 
 class SelfPlaySettings(BaseModel):

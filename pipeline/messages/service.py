@@ -46,6 +46,7 @@ class Joined:
         simulators: [n] connection number of the simulator.
         fresh: [n] True where the episode starts now, False where it is under way.
         draws: [n] number of the draw that its match is played under; None without self-play.
+        lessons: [n] serial of the lessons that its simulator had when its episode began; None without curricula.
     """
 
     slots: I32
@@ -55,6 +56,7 @@ class Joined:
     simulators: I32
     fresh: Flags
     draws: I64 | None = None
+    lessons: I64 | None = None
 
 
 @record("ended")
@@ -191,6 +193,7 @@ class Episodes:
         groups: [e] group key at the end, 0 for none.
         untold: ids of lives that are over and of which nothing is told: their simulator went away, or they had begun
             before this start of assembly.
+        lessons: [e] serial of the lessons that each began in; none without curricula.
     """
 
     returns: F32
@@ -202,6 +205,7 @@ class Episodes:
     shared_returns: F32 = field(default_factory=lambda: np.empty(0, np.float32))
     groups: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     untold: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    lessons: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @record("mates")
@@ -367,6 +371,7 @@ class PolicyWeights:
         arrays: parameters and buffers of the actor by their name in its state dict.
         trained: steps in their lineage.
         network: JSON of the network settings, where they are not the run's: of an opponent from elsewhere.
+        script: of the simulators, that plays instead of weights; "" for weights.
     """
 
     behavior: str
@@ -374,6 +379,7 @@ class PolicyWeights:
     arrays: dict[str, Weights]
     trained: int = 0
     network: str = ""
+    script: str = ""
 
 
 @record("learner_state")
@@ -392,6 +398,7 @@ class LearnerState:
         stale: steps dropped as too old since this start.
         ghost: steps that were played and are not learned from, since this start.
         duplicate: steps dropped because they had been taken before, since this start.
+        latest: by start of assembly, by start of stepping, sequence of the last message taken since this start.
         done: `max_steps` is reached.
         checkpoint: folder of the newest checkpoint within the run folder, "" for none.
         weights_sha256: of the weights published last.
@@ -408,6 +415,7 @@ class LearnerState:
     stale: int = 0
     ghost: int = 0
     duplicate: int = 0
+    latest: dict[str, dict[str, int]] = field(default_factory=dict)
     done: bool = False
     checkpoint: str = ""
     weights_sha256: str = ""
@@ -473,12 +481,14 @@ class Permit:
         allowance: steps it may produce since its own start, cumulative.
         version: policy version to wait for before using it; 0 for any.
         assignment: serial of the assignment to wait for, too; 0 for any.
+        lessons: serial of the lessons to wait for, too; 0 for any.
     """
 
     serial: int
     allowance: int
     version: int = 0
     assignment: int = 0
+    lessons: int = 0
 
 
 @record("permits")
@@ -487,6 +497,23 @@ class Permits:
 
     source: str
     behaviors: dict[str, Permit]
+
+
+@record("lessons")
+class LessonsState:
+    """Where the curricula of the environment parameters stand.
+
+    Attributes:
+        serial: counts the changes of lessons.
+        numbers: of the present lesson from 0, by parameter.
+        since: serial of the change that it began with, 0 for the first, by parameter.
+        resets: serial of the last change that asks for new episodes everywhere; 0 for none.
+    """
+
+    serial: int
+    numbers: dict[str, int]
+    since: dict[str, int]
+    resets: int = 0
 
 
 @record("cut")

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Final, Literal
 
-from pipeline.messages.schema import F32, I64, F32Matrix, Flags, FlagsMatrix, I32Matrix, Observation, record
+from pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, FlagsMatrix, I32Matrix, Observation, record
 from pipeline.specs import BehaviorSpec
 
 VERSION: Final = 1
 
 Aggregation = Literal["average", "sum", "histogram", "most_recent"]
+Distribution = Literal["uniform", "gaussian", "multirangeuniform"]
 
 
 @record("hello")
@@ -28,6 +29,8 @@ class Hello:
         steps: steps (decision and outcome) that this process has reported since it started, per
             behavior name; lets the books be compared after a reconnect.
         credential: token where the endpoint asks for one.
+        scripts: by behavior name, policies of the simulator's own that it can play any agent with, where
+            `BehaviorActions` asks for it.
     """
 
     version: int
@@ -36,6 +39,7 @@ class Hello:
     number: int | None = None
     steps: dict[str, int] = field(default_factory=dict)
     credential: str = ""
+    scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @record("welcome")
@@ -62,17 +66,35 @@ class Behaviors:
     behaviors: dict[str, BehaviorSpec]
 
 
+@record("sampler")
+class Sampler:
+    """Where a simulator draws an environment parameter from, whenever it needs a value.
+
+    Attributes:
+        kind: of the distribution.
+        values: uniform: least and greatest; gaussian: mean and standard deviation; multirangeuniform: least and
+            greatest of each range, which are drawn from in proportion to their widths.
+        seed: for the random source of this parameter in this simulator.
+    """
+
+    kind: Distribution
+    values: tuple[float, ...]
+    seed: int = 0
+
+
 @record("reset")
 class Reset:
     """The trainer asks for new episodes for all agents; the next Step is their first.
 
     Attributes:
-        parameters: environment parameters by name.
+        parameters: every environment parameter by name: its value, or of one with a sampler a first draw.
         seed: for the simulator's random source, or None to go on with it.
+        samplers: by parameter name, for simulators that can draw by themselves.
     """
 
     parameters: dict[str, float] = field(default_factory=dict)
     seed: int | None = None
+    samplers: dict[str, Sampler] = field(default_factory=dict)
 
 
 @record("decisions")
@@ -87,6 +109,10 @@ class Decisions:
         group_rewards: [n] reward of the agent's group since then; None where nobody got one.
         masks: [n, choices of all branches] True = forbidden; None allows everything.
         matches: [n] which agents form one contest; None where the simulator does not say.
+        did_continuous: [n, continuous actions] what the agent did since its previous decision where the simulator
+            decided by itself, by a person or a script, in [-1, 1]; None where it did as it was told. The rows of agents
+            that decide for the first time mean nothing.
+        did_discrete: [n, branches] likewise.
     """
 
     agents: I64
@@ -96,6 +122,8 @@ class Decisions:
     group_rewards: F32 | None = None
     masks: FlagsMatrix | None = None
     matches: I64 | None = None
+    did_continuous: F32Matrix | None = None
+    did_discrete: I32Matrix | None = None
 
 
 @record("ends")
@@ -110,6 +138,8 @@ class Ends:
         group_rewards: [m] reward of the agent's group since then, the group of its last decision; None for none.
         outcomes: [m] result of the match for the agent's team: 1 won, 0.5 drawn, 0 lost; None unsaid.
         matches: [m] contest ids; None unsaid.
+        did_continuous: [m, continuous actions] as in Decisions.
+        did_discrete: [m, branches] as in Decisions.
     """
 
     agents: I64
@@ -119,6 +149,8 @@ class Ends:
     group_rewards: F32 | None = None
     outcomes: F32 | None = None
     matches: I64 | None = None
+    did_continuous: F32Matrix | None = None
+    did_discrete: I32Matrix | None = None
 
 
 @record("report")
@@ -163,20 +195,32 @@ class BehaviorActions:
         agents: [n] ids, as in the Step.
         continuous: [n, continuous actions] in [-1, 1].
         discrete: [n, branches] chosen index of each branch.
+        scripts: [n] which of `Hello.scripts` decides for the agent, from 1: its actions here mean nothing then; 0 where
+            they hold. None where they hold for all.
     """
 
     behavior: str
     agents: I64
     continuous: F32Matrix
     discrete: I32Matrix
+    scripts: I32 | None = None
 
 
 @record("act")
 class Act:
-    """The trainer's answer to a Step: one entry per behavior that had decisions."""
+    """The trainer's answer to a Step: one entry per behavior that had decisions.
+
+    Attributes:
+        sequence: of the Step.
+        actions: for its decisions.
+        parameters: environment parameters that have changed, as in Reset; the others stay.
+        samplers: of these; one without a sampler here is a number from now on.
+    """
 
     sequence: int
     actions: tuple[BehaviorActions, ...]
+    parameters: dict[str, float] = field(default_factory=dict)
+    samplers: dict[str, Sampler] = field(default_factory=dict)
 
 
 @record("ping")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pipeline.monitoring.intervals import Interval
+from pipeline.monitoring.intervals import Interval, lessons
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,7 +26,7 @@ def line(interval: Interval) -> str:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
     if "Policy/Entropy" in interval.means:
         parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
-    return "  ".join([*parts, *_self_play(interval.means), _open(interval)])
+    return "  ".join([*parts, *_self_play(interval.means), *_lessons(interval), _open(interval)])
 
 
 def _self_play(means: Mapping[str, float]) -> Iterator[str]:
@@ -38,6 +38,12 @@ def _self_play(means: Mapping[str, float]) -> Iterator[str]:
         yield f"skill {short(means['Self-play/Mu'])} +- {short(means['Self-play/Sigma'])}"
     if "Self-play/Win Rate" in means:
         yield f"wins {means['Self-play/Win Rate']:.0%}"
+
+
+def _lessons(interval: Interval) -> Iterator[str]:
+    """Number of the present lesson of each curriculum."""
+    if numbers := lessons(interval):
+        yield "lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:

@@ -32,6 +32,11 @@ GAUGES: Final = {
 }
 """Gauges of coordination under self-play, likewise."""
 
+LESSON: Final = "lesson/"
+"""Begins gauges of coordination, a parameter's name after it: number of the lesson of its curriculum."""
+LESSON_NUMBER: Final = "Environment/Lesson Number/"
+"""Likewise, as users of ML-Agents know it."""
+
 LONGEST_GAP_S: Final = 60.0  # a longer one in the monitor's own life is a pause of the run, not part of an interval
 
 
@@ -218,8 +223,8 @@ def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _
         lag_mean=_finite(mean(lag)) if lag else None,
         lag_max=_finite(highest(lag)) if lag else None,
         lag=_rows(lag) if lag else {},
-        means=_means(counted) | {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges},
-        gauges={name: value for name, value in gauges.items() if not name.startswith("books.")},
+        means=_means(counted) | _present(gauges),
+        gauges={name: value for name, value in gauges.items() if not name.startswith(("books.", LESSON))},
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
         books=books(gauges),
@@ -236,6 +241,19 @@ def _means(counted: Mapping[str, float]) -> dict[str, float]:
     names = (name.removesuffix(".sum") for name in counted if name.endswith(".sum"))
     found = {NAMES.get(name, name): mean_of(counted, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _present(gauges: Mapping[str, float]) -> dict[str, float]:
+    """Gauges that are shown among the statistics."""
+    found = {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges}
+    taught = [name for name in gauges if name.startswith(LESSON)]
+    return found | {LESSON_NUMBER + name.removeprefix(LESSON): gauges[name] for name in taught}
+
+
+def lessons(interval: Interval) -> dict[str, int]:
+    """Number of the present lesson of each parameter that the behavior is measured for."""
+    numbers = {name: value for name, value in interval.means.items() if name.startswith(LESSON_NUMBER)}
+    return {name.removeprefix(LESSON_NUMBER): int(value) for name, value in numbers.items()}
 
 
 def _rows(lag: Histogram) -> dict[str, int]:

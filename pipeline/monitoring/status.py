@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.messages.service import Histogram
 from pipeline.metrics import count, highest, mean, quantile, since
-from pipeline.monitoring.intervals import Interval
+from pipeline.monitoring.intervals import Interval, lessons
 from pipeline.monitoring.summary import Figures
 from pipeline.monitoring.totals import Totals
 
@@ -123,5 +123,6 @@ def behavior_entry(now: Interval, last: Interval | None, one: Figures, steps_per
         "in_flight": int(now.gauges.get("in_flight", 0)),
         "budget": int(now.gauges.get("budget", 0)),
         "version": int(now.gauges.get("version", 0)),
+        "lessons": lessons(now),
         "figures": asdict(one),
     }

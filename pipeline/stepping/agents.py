@@ -16,7 +16,7 @@ Slots = NDArray[np.int32]
 
 _FIRST_SLOTS: Final = 16
 _LIVES: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
-_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "alone", "match_ids")
+_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "alone", "match_ids", "lessons")
 
 
 class SlotTable:
@@ -33,6 +33,8 @@ class SlotTable:
         matches: [slots] number of its match; 0 where it is one by itself that will not be told of.
         alone: [slots] it is a match by itself.
         match_ids: [slots] what its simulator calls the match.
+        taught: there are curricula; else the column after it says nothing.
+        lessons: [slots] serial of the lessons that its simulator had when its episode began.
     """
 
     def __init__(self, limit: int) -> None:
@@ -51,6 +53,8 @@ class SlotTable:
         self.matches: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.alone: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
         self.match_ids: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.taught = False
+        self.lessons: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self._lives = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
 

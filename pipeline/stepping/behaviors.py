@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.messages.service import Permit
+from pipeline.errors import RemoteProtocolError
+from pipeline.messages.service import Permit, Produced
 from pipeline.messages.simulator import BehaviorActions
-from pipeline.specs import BehaviorSpec
-from pipeline.stepping.agents import Ids, SlotTable
-from pipeline.stepping.connections import Arrival
+from pipeline.specs import BehaviorId, BehaviorSpec
+from pipeline.stepping.agents import Ids, Slots, SlotTable
+from pipeline.stepping.connections import Arrival, Connection, Seat
 from pipeline.stepping.steps import Choice, Chosen, join_columns, join_optional
 
 Seen = tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
@@ -21,11 +22,15 @@ Seen = tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None, NDArray[np.floa
 
 
 class Policy(Protocol):
-    """Weights of one behavior."""
+    """Weights of one behavior, or a script of the simulators."""
 
     @property
     def version(self) -> int:
         """Policy version."""
+
+    @property
+    def script(self) -> str:
+        """Name of a script that the simulators act by themselves, "" where `act` says what to do."""
 
     @property
     def carried(self) -> int:
@@ -69,6 +74,68 @@ class Behavior:
     def remaining(self) -> int:
         """Steps that may still be started."""
         return self.permit.allowance - self.produced - self.running
+
+
+def enroll(
+    connection: Connection, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int
+) -> None:
+    """Enters the behaviors that a simulator names.
+
+    Args:
+        connection: the simulator.
+        specs: by behavior id.
+        behaviors: those known so far, by name; gets the new ones.
+        max_agents: most agents of each.
+
+    Raises:
+        RemoteProtocolError: a spec contradicts what is known; nothing was entered.
+    """
+    for text, spec in specs.items():
+        name = BehaviorId.parse(text).name
+        known = behaviors.get(name)
+        if known is not None and known.spec != spec:
+            raise RemoteProtocolError(
+                "specs",
+                got=f"another spec for {name!r}: {spec}",
+                expected=f"the same in all simulators and teams: {known.spec}",
+                remedy="run one build of the simulator, or give the other behavior another name",
+            )
+    for text, spec in specs.items():
+        behavior_id = BehaviorId.parse(text)
+        behaviors.setdefault(behavior_id.name, Behavior(spec=spec, table=SlotTable(max_agents)))
+        connection.seats.setdefault(text, Seat(behavior_id, spec))
+        connection.pending.setdefault(behavior_id.name, 0)
+
+
+def check_room(name: str, behavior: Behavior, n: int, connections: Iterable[Connection]) -> None:
+    """Refuses `n` more agents beside those here and those of frames not taken over yet, if that is too many.
+
+    Raises:
+        RemoteProtocolError: it is.
+    """
+    table = behavior.table
+    frames = [c.frame for c in connections if c.frame is not None and not c.frame.reported]
+    expected = sum(a.unknown for frame in frames for a in frame.arrivals if a.seat.id.name == name)
+    if table.taken + expected + n > table.limit:
+        raise RemoteProtocolError(
+            "too_large",
+            got=f"{n} more agents of {name} beside {table.taken + expected}",
+            expected=f"at most {table.limit} agents of one behavior",
+            remedy="run fewer areas, or raise pipeline.max_agents",
+        )
+
+
+def standing(name: str, behavior: Behavior, connections: Iterable[Connection]) -> Produced:
+    """Where a behavior stands."""
+    frames = [c.frame for c in connections if c.frame is not None]
+    return Produced(
+        steps=behavior.produced,
+        serial=behavior.permit.serial,
+        allowance=behavior.permit.allowance,
+        agents=behavior.table.taken,
+        ghosts=behavior.ghosts,
+        waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
+    )
 
 
 def choose(
@@ -123,10 +190,39 @@ def _by_player(players: Ids, policies: Mapping[int, Policy], seen: Seen) -> Chos
     return Chosen(**{name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names})
 
 
-def answer(arrival: Arrival, chosen: Chosen, rows: slice) -> BehaviorActions:
-    """A simulator's part of the actions, in its own order."""
+def answer(arrival: Arrival, chosen: Chosen, rows: slice, scripts: NDArray[np.int32] | None) -> BehaviorActions:
+    """A simulator's part of the actions, in its own order.
+
+    Args:
+        arrival: its decisions.
+        chosen: for all simulators.
+        rows: which are its own.
+        scripts: [n] for its decisions, number of its script that acts, 0 for none; None where none does.
+    """
     assert arrival.decisions is not None
     agents, executed, discrete = arrival.decisions.agents, chosen.executed[rows], chosen.discrete[rows]
-    if arrival.restore is not None:
-        agents, executed, discrete = agents[arrival.restore], executed[arrival.restore], discrete[arrival.restore]
-    return BehaviorActions(behavior=arrival.behavior, agents=agents, continuous=executed, discrete=discrete)
+    if (back := arrival.restore) is not None:
+        agents, executed, discrete = agents[back], executed[back], discrete[back]
+        scripts = None if scripts is None else scripts[back]
+    return BehaviorActions(
+        behavior=arrival.behavior, agents=agents, continuous=executed, discrete=discrete, scripts=scripts
+    )
+
+
+def scripts_of(
+    slots: Slots, table: SlotTable, playing: Mapping[int, str], offered: Sequence[str]
+) -> NDArray[np.int32] | None:
+    """[n] Number, from 1, of the simulator's script that acts for each agent, 0 for none; None where none does.
+
+    Args:
+        slots: [n] of the agents.
+        table: of the behavior.
+        playing: by number, opponents that are scripts.
+        offered: scripts of the simulator.
+    """
+    if not playing or not table.ghosted:
+        return None
+    found, players = np.zeros(len(slots), np.int32), table.ghosts[slots]
+    for number, script in playing.items():
+        found[players == number] = offered.index(script) + 1
+    return found if found.any() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -92,22 +92,26 @@ class Connection:
         key: unique: a simulator that comes back has another.
         sorts: decisions are put in the order of their agents (lockstep).
         seats: by behavior id text.
+        scripts: by behavior name, what it can play agents with itself.
         pending: by behavior name, actions whose outcome has not come; those of ghosts are not among them.
         completed: by behavior name, steps completed over this connection, those of ghosts included.
         frame: the Step that waits for an answer, if one does.
         sequence: of the next Step.
         gone: the link is closed.
+        lessons: serial of the lessons that it has been told of.
     """
 
     number: int
     key: int = 0
     sorts: bool = False
     seats: dict[str, Seat] = field(default_factory=dict)
+    scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
     frame: Frame | None = None
     sequence: int = 0
     gone: bool = False
+    lessons: int = 0
 
     def arrive(self, step: Step) -> list[Arrival]:
         """The reports of a Step; one that contradicts the specs or the agents alive is refused.

@@ -62,6 +62,26 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
     if rows.group_rewards is not None:
         _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
     _check_observations(behavior, what, rows, spec)
+    _check_did(behavior, what, rows, spec)
+
+
+def _check_did(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
+    n, actions = len(rows.agents), spec.actions
+    wanted = {"did_continuous": (n, actions.continuous), "did_discrete": (n, len(actions.discrete))}
+    for name, shape in wanted.items():
+        column = getattr(rows, name)
+        if column is not None and column.shape != shape:
+            raise _shape(behavior, f"{what}.{name}", f"{column.shape}", f"{shape}")
+    if rows.did_continuous is not None and not np.isfinite(rows.did_continuous).all():
+        agent = rows.agents[~np.isfinite(rows.did_continuous).all(1)][0]
+        raise RemoteProtocolError(
+            "not_finite",
+            got=f"NaN or infinity in {what}.did_continuous of {behavior}, agent {agent}",
+            expected="finite numbers in [-1, 1]",
+            remedy="say what the agent did, as the action it would have been told",
+        )
+    if rows.did_discrete is not None and np.any((rows.did_discrete < 0) | (rows.did_discrete >= actions.discrete)):
+        raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", f"{actions.discrete}")
 
 
 def _check_groups(behavior: str, decisions: Decisions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,6 +18,36 @@ from pipeline.specs import BehaviorSpec
 from pipeline.stepping.steps import Chosen
 
 
+class Scripted:
+    """A seat that the simulators play themselves: no network acts, and actions mean nothing.
+
+    Args:
+        spec: of the behavior.
+        version: number of the opponent.
+        script: of the simulators.
+    """
+
+    carried: Final = 0
+
+    def __init__(self, spec: BehaviorSpec, version: int, script: str) -> None:
+        self.version = version
+        self.script = script
+        self._actions = spec.actions
+
+    def act(
+        self,
+        observations: tuple[NDArray[Any], ...],
+        masks: NDArray[np.bool_] | None,
+        carried: NDArray[np.float32] | None = None,
+    ) -> Chosen:
+        """Zeros for all rows."""
+        del masks, carried
+        rows, actions = len(observations[0]), self._actions
+        nothing = np.zeros((rows, actions.continuous), np.float32)
+        discrete = np.zeros((rows, len(actions.discrete)), np.int32)
+        return Chosen(continuous=nothing, executed=nothing, discrete=discrete, log_probs=np.zeros(rows, np.float32))
+
+
 class CurrentPolicy:
     """An actor with the weights of one version.
 
@@ -26,6 +56,8 @@ class CurrentPolicy:
         settings: of the network.
         generator: random source of the sampling.
     """
+
+    script: Final = ""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator) -> None:
         self.version = 0
@@ -73,12 +105,12 @@ class Policies:
 
     Attributes:
         current: the latest weights, by behavior name.
-        ghosts: fixed weights, by behavior name and number; one copy for all that they play for.
+        ghosts: fixed policies, by behavior name and number; one copy for all that they play for.
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self.current: dict[str, CurrentPolicy] = {}
-        self.ghosts: dict[tuple[str, int], CurrentPolicy] = {}
+        self.ghosts: dict[tuple[str, int], CurrentPolicy | Scripted] = {}
         self._settings = settings
         self._seed = seed
         self._latest: dict[str, PolicyWeights] = {}
@@ -117,6 +149,9 @@ class Policies:
         """
         name = weights.behavior
         if (name, weights.version) in self.ghosts:
+            return
+        if weights.script:
+            self.ghosts[name, weights.version] = Scripted(spec, weights.version, weights.script)
             return
         own = self._network(name)
         network = own

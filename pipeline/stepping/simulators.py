@@ -5,7 +5,7 @@ What they report goes to the stepper; what they did wrong is told to them alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Peer:
         name: what it calls itself.
         heard_at: when it last said something.
         counted: steps it says it has reported, by behavior name, when it connected.
+        scripts: by behavior name, what it can play agents with itself.
         replaced: the same simulator has connected anew.
     """
 
@@ -61,6 +62,7 @@ class Peer:
     number: int | None = None
     heard_at: float = 0.0
     counted: dict[str, int] = field(default_factory=dict)
+    scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     replaced: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -77,7 +79,7 @@ class House:
     Attributes:
         settings: times.
         behaviors: settings by name (anything with `network_settings`).
-        parameters: of every Reset.
+        scripts: by behavior name, those that every simulator must be able to play.
         seed: of the run; each simulator gets one of its own from it.
         clock: seconds, only rising.
         registry: the service's numbers.
@@ -88,7 +90,7 @@ class House:
 
     settings: SteppingSettings
     behaviors: Mapping[str, Any]
-    parameters: Mapping[str, float]
+    scripts: Mapping[str, frozenset[str]]
     seed: int
     clock: Callable[[], float]
     registry: Registry
@@ -113,11 +115,21 @@ class Simulators:
         self._keys = 0
         self._deserted = anyio.Event()
 
-    def answer(self, key: int, act: Act, received_at: float, withheld_s: float) -> None:
-        """Sends an Act, unless its simulator has gone or is parting."""
+    def answer(self, key: int, answer: Act | Reset, received_at: float, withheld_s: float) -> None:
+        """Answers a Step, unless its simulator has gone or is parting."""
         peer = self._peers.get(key)
         if peer is not None and peer.conversation.state == "deciding":
-            peer.say(act, received_at, withheld_s)
+            peer.say(answer, received_at, withheld_s)
+
+    def begin(self) -> None:
+        """Sends the first Reset to those that wait for it, once it is known what parameters it has."""
+        if not self._stepper.parameters.known:
+            return
+        for peer in self._peers.values():
+            connection = self._stepper.connections.get(peer.key)
+            if connection is not None and peer.conversation.state == "welcomed":
+                seed = (self._house.seed + connection.number) % 2**31
+                peer.say(self._stepper.begin(peer.key, seed))
 
     async def part(self) -> None:
         """Says Bye to every simulator; returns when all have left."""
@@ -197,7 +209,7 @@ class Simulators:
                 "simulator_connected", simulator=peer.name, number=peer.number, behaviors=sorted(message.behaviors)
             )
         elif isinstance(message, Behaviors):
-            self._check_known(message.behaviors)
+            self._check_known(message.behaviors, peer.scripts)
             self._stepper.add_behaviors(peer.key, message.behaviors)
             self._house.known()
         elif isinstance(message, Ping):
@@ -220,12 +232,12 @@ class Simulators:
                 expected=str(VERSION),
                 remedy="use a client of the same version as the trainer",
             )
-        self._check_known(hello.behaviors)
-        peer.name, peer.counted = hello.name, dict(hello.steps)
+        self._check_known(hello.behaviors, hello.scripts)
+        peer.name, peer.counted, peer.scripts = hello.name, dict(hello.steps), hello.scripts
         # A simulator that dialled in by itself comes after the supervisor's.
         number = hello.number if hello.number is not None else 2**20 + peer.key
         self._check_number(number)
-        former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors) or 0)
+        former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors, hello.scripts) or 0)
         if former is not None:
             former.replaced = True
             former.scope.cancel()
@@ -239,7 +251,7 @@ class Simulators:
                 timeout_s=house.settings.simulator_timeout_s,
             )
         )
-        peer.say(Reset(parameters=dict(house.parameters), seed=(house.seed + number) % 2**31))
+        self.begin()
         self._house.registry.add("simulators.connected")
         self._house.known()
 
@@ -254,7 +266,7 @@ class Simulators:
                     remedy="leave the number out, or start each simulator with another",
                 )
 
-    def _check_known(self, behaviors: Mapping[str, BehaviorSpec]) -> None:
+    def _check_known(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
         known = self._house.behaviors
         for text, spec in behaviors.items():
             name = BehaviorId.parse(text).name
@@ -264,6 +276,13 @@ class Simulators:
                     got=f"behavior {text!r}",
                     expected=f"one of {sorted(known)}",
                     remedy="add it under `behaviors` of the configuration, or correct the name in the simulator",
+                )
+            if missing := self._house.scripts.get(name, frozenset()) - {*scripts.get(name, ())}:
+                raise RemoteProtocolError(
+                    "scripts",
+                    got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
+                    expected=f"{sorted(missing)} too, which self_play.opponents names",
+                    remedy="name them in Hello and play them when asked, or take them from the configuration",
                 )
             try:
                 refuse_unsupported(spec, known[name].network_settings)

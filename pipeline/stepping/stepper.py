@@ -7,25 +7,26 @@ all the same, so that the learner can have them.
 
 In lockstep a wake-up is a round: it begins when every simulator has sent its frame, and takes them in
 the order of their numbers, rows by agent id.
+
+A change of lessons goes out with a simulator's next answer; where it asks for new episodes, as a Reset in place of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-import numpy as np
-
-from pipeline.errors import RemoteProtocolError
 from pipeline.messages.service import BehaviorSteps, Permit, Produced
-from pipeline.messages.simulator import Act, BehaviorActions, Step
+from pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
 from pipeline.specs import BehaviorId, BehaviorSpec
-from pipeline.stepping.agents import SlotTable
-from pipeline.stepping.behaviors import Behavior, Policy, answer, choose
-from pipeline.stepping.connections import Arrival, Connection, Frame, Seat, settle
+from pipeline.stepping.agents import Roster, Slots, SlotTable
+from pipeline.stepping.behaviors import Behavior, Policy, answer, check_room, choose, enroll, scripts_of, standing
+from pipeline.stepping.connections import Arrival, Connection, Frame, settle
 from pipeline.stepping.matches import Matches
-from pipeline.stepping.steps import Choice, Lives, Tick, Told, join_columns
+from pipeline.stepping.parameters import Parameters
+from pipeline.stepping.steps import Tick, Told, join_columns
 
 
 @dataclass(slots=True)
@@ -33,13 +34,13 @@ class Wake:
     """What a wake-up did.
 
     Attributes:
-        acts: answers: connection key, record, time of the frame's arrival, seconds withheld.
+        acts: answers: connection key, Act or Reset, time of the frame's arrival, seconds withheld.
         acted: rows acted for.
         rows: of these, how many are not ghosts'.
         bytes: of their observations.
     """
 
-    acts: list[tuple[int, Act, float, float]] = field(default_factory=list)
+    acts: list[tuple[int, Act | Reset, float, float]] = field(default_factory=list)
     acted: int = 0
     rows: int = 0
     bytes: int = 0
@@ -50,6 +51,7 @@ class Stepper:
 
     Attributes:
         introduced: what `take_steps` will return tells of all live agents, because a reader is new.
+        parameters: what simulators are told of the environment parameters.
 
     Args:
         policies: the current weights by behavior name; a missing one makes its agents wait.
@@ -58,6 +60,7 @@ class Stepper:
         lockstep: act in rounds.
         expected: simulators that the first round waits for, in lockstep.
         max_agents: most agents of one behavior.
+        parameters: environment parameters; None for none.
     """
 
     def __init__(
@@ -69,11 +72,13 @@ class Stepper:
         max_agents: int = 65536,
         self_play: Iterable[str] = (),
         ghosts: Mapping[tuple[str, int], Policy] | None = None,
+        parameters: Parameters | None = None,
     ) -> None:
         self.behaviors: dict[str, Behavior] = {}
         self.connections: dict[int, Connection] = {}
         self.deterministic = lockstep
         self.matches = Matches(self_play)
+        self.parameters = Parameters({}) if parameters is None else parameters
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
         self._lockstep = lockstep
@@ -96,13 +101,20 @@ class Stepper:
 
     # ---------------------------------------------------------------- simulators come and go
 
-    def connect(self, key: int, number: int, specs: Mapping[str, BehaviorSpec]) -> int | None:
+    def connect(
+        self,
+        key: int,
+        number: int,
+        specs: Mapping[str, BehaviorSpec],
+        scripts: Mapping[str, Sequence[str]] | None = None,
+    ) -> int | None:
         """A simulator said Hello.
 
         Args:
             key: of the connection, unique.
             number: orders the simulators.
             specs: by behavior id.
+            scripts: by behavior name, what it can play agents with itself.
 
         Returns:
             Key of the connection that this one takes the place of: a simulator that comes back may be
@@ -111,8 +123,8 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts what is known.
         """
-        connection = Connection(number=number, key=key, sorts=self._lockstep)
-        self._enroll(connection, specs)
+        connection = Connection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
+        enroll(connection, specs, self.behaviors, self._max_agents)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
         if former is not None:
             self.disconnect(former)
@@ -121,7 +133,19 @@ class Stepper:
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """A simulator named more behaviors. Raises as `connect`."""
-        self._enroll(self.connections[key], specs)
+        enroll(self.connections[key], specs, self.behaviors, self._max_agents)
+
+    def begin(self, key: int, seed: int | None = None) -> Reset:
+        """New episodes for all agents of a simulator, with the present parameters.
+
+        Args:
+            key: of its connection.
+            seed: for its random source, or None to go on with it.
+        """
+        connection = self.connections[key]
+        connection.lessons = self.parameters.serial
+        told = self.parameters.all(connection.number)
+        return Reset(parameters=told.parameters, samplers=told.samplers, seed=seed)
 
     def disconnect(self, key: int) -> None:
         """The link is closed: the next wake-up closes what its agents had open."""
@@ -144,7 +168,7 @@ class Stepper:
             if arrival.unknown:
                 new[arrival.seat.id.name] = new.get(arrival.seat.id.name, 0) + arrival.unknown
         for name, n in new.items():
-            self._check_room(name, n)
+            check_room(name, self.behaviors[name], n, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def permit(self, name: str, permit: Permit) -> None:
@@ -205,7 +229,8 @@ class Stepper:
 
     def state(self) -> dict[str, Produced]:
         """Where each behavior stands."""
-        return {name: self._produced(name, behavior) for name, behavior in self.behaviors.items()}
+        connections = self.connections.values()
+        return {name: standing(name, behavior, connections) for name, behavior in self.behaviors.items()}
 
     @property
     def withheld(self) -> bool:
@@ -220,36 +245,6 @@ class Stepper:
         if tick is None:
             tick = self._ticks[name] = self._told.add(name, Tick(self._number), self.behaviors[name].produced)
         return tick
-
-    def _check_room(self, name: str, n: int) -> None:
-        """Refuses `n` more agents beside those here and those of frames not taken over yet, if that is too many."""
-        table = self.behaviors[name].table
-        frames = [c.frame for c in self.connections.values() if c.frame is not None and not c.frame.reported]
-        expected = sum(a.unknown for frame in frames for a in frame.arrivals if a.seat.id.name == name)
-        if table.taken + expected + n > table.limit:
-            raise RemoteProtocolError(
-                "too_large",
-                got=f"{n} more agents of {name} beside {table.taken + expected}",
-                expected=f"at most {table.limit} agents of one behavior",
-                remedy="run fewer areas, or raise pipeline.max_agents",
-            )
-
-    def _enroll(self, connection: Connection, specs: Mapping[str, BehaviorSpec]) -> None:
-        for text, spec in specs.items():
-            name = BehaviorId.parse(text).name
-            known = self.behaviors.get(name)
-            if known is not None and known.spec != spec:
-                raise RemoteProtocolError(
-                    "specs",
-                    got=f"another spec for {name!r}: {spec}",
-                    expected=f"the same in all simulators and teams: {known.spec}",
-                    remedy="run one build of the simulator, or give the other behavior another name",
-                )
-        for text, spec in specs.items():
-            behavior_id = BehaviorId.parse(text)
-            self.behaviors.setdefault(behavior_id.name, Behavior(spec=spec, table=SlotTable(self._max_agents)))
-            connection.seats.setdefault(text, Seat(behavior_id, spec))
-            connection.pending.setdefault(behavior_id.name, 0)
 
     def _round_complete(self) -> bool:
         living = [c for c in self.connections.values() if not c.gone]
@@ -272,7 +267,7 @@ class Stepper:
             for arrival in frame.arrivals:
                 name = arrival.seat.id.name
                 behavior = self.behaviors[name]
-                begin = partial(self.matches.begin, connection)
+                begin = partial(self._begin, connection)
                 done, ghosts = settle(arrival, behavior.table, connection.number, self._tick(name), begin)
                 behavior.produced += done
                 behavior.ghosts += ghosts
@@ -281,11 +276,11 @@ class Stepper:
 
     def _waiting(self) -> list[int]:
         """Connections with a frame: by number in lockstep, else who has waited longest first."""
-        order = []
-        for key, connection in self.connections.items():
-            if connection.frame is not None:
-                since = 0.0 if self._lockstep else connection.frame.received_at
-                order.append((since, connection.number, key))
+        order = [
+            (0.0 if self._lockstep else connection.frame.received_at, connection.number, key)
+            for key, connection in self.connections.items()
+            if connection.frame is not None
+        ]
         return [key for _, _, key in sorted(order)]
 
     def _may_act(self, connection: Connection, frame: Frame) -> bool:
@@ -293,7 +288,7 @@ class Stepper:
         for arrival in frame.waiting:
             name = arrival.seat.id.name
             behavior, policy = self.behaviors[name], self._policies.get(name)
-            if self.matches.serial < behavior.permit.assignment:
+            if self.matches.serial < behavior.permit.assignment or self.parameters.serial < behavior.permit.lessons:
                 return False
             if not arrival.learning:
                 continue
@@ -302,51 +297,60 @@ class Stepper:
         return all(self.behaviors[name].remaining > 0 for name, count in connection.pending.items() if count)
 
     def _act(self, keys: list[int], out: Wake, now: float) -> None:
-        """Acts for every waiting simulator that the budgets let go on."""
-        frames = [(key, self.connections[key]) for key in keys]
-        if self._lockstep:
-            admitted = frames if all(c.frame is not None and self._may_act(c, c.frame) for _, c in frames) else []
-            for _, connection in admitted:
-                self._admit(connection)
-        else:
-            admitted = []
-            for key, connection in frames:
-                if connection.frame is not None and self._may_act(connection, connection.frame):
-                    self._admit(connection)
-                    admitted.append((key, connection))
-        answers = self._choose(admitted, out)
-        for key, connection in admitted:
-            frame = connection.frame
-            assert frame is not None
+        """Answers every waiting simulator that the budgets let go on."""
+        frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
+        if self._lockstep and not all(self._may_act(connection, frame) for connection, frame in frames):
+            return
+        answered = []
+        for connection, frame in frames:
+            if self._lockstep or self._may_act(connection, frame):
+                if not self.parameters.resets(connection.lessons):
+                    self._admit(connection, frame)
+                answered.append((connection, frame))
+        actions = self._choose([pair for pair in answered if not self.parameters.resets(pair[0].lessons)], out)
+        for connection, frame in answered:
             withheld = 0.0 if frame.withheld_at is None else now - frame.withheld_at
-            act = Act(sequence=frame.sequence, actions=tuple(answers.get(key, ())))
-            out.acts.append((key, act, frame.received_at, withheld))
+            answer = self._answer(connection, frame, actions.get(connection.key, []))
+            out.acts.append((connection.key, answer, frame.received_at, withheld))
             connection.frame = None
 
-    def _admit(self, connection: Connection) -> None:
+    def _answer(self, connection: Connection, frame: Frame, actions: list[BehaviorActions]) -> Act | Reset:
+        """What a simulator is told: its actions, and what has changed; or to begin anew."""
+        if self.parameters.resets(connection.lessons):
+            self._vacate(connection)
+            return self.begin(connection.key)
+        if connection.lessons == self.parameters.serial:
+            return Act(sequence=frame.sequence, actions=tuple(actions))
+        told = self.parameters.since(connection.lessons, connection.number)
+        connection.lessons = self.parameters.serial
+        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=told.parameters, samplers=told.samplers)
+
+    def _admit(self, connection: Connection, frame: Frame) -> None:
         """Counts a simulator's actions as under way."""
-        assert connection.frame is not None
-        for arrival in connection.frame.waiting:
+        for arrival in frame.waiting:
             connection.pending[arrival.seat.id.name] += arrival.learning
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
-    def _choose(self, admitted: list[tuple[int, Connection]], out: Wake) -> dict[int, list[BehaviorActions]]:
+    def _choose(self, acting: list[tuple[Connection, Frame]], out: Wake) -> dict[int, list[BehaviorActions]]:
         """One forward pass for each behavior name; the answers by connection."""
-        by_name: dict[str, list[tuple[int, Arrival]]] = {}
-        for key, connection in admitted:
-            assert connection.frame is not None
-            for arrival in connection.frame.waiting:
-                by_name.setdefault(arrival.seat.id.name, []).append((key, arrival))
+        by_name: dict[str, list[tuple[Connection, Arrival]]] = {}
+        for connection, frame in acting:
+            for arrival in frame.waiting:
+                by_name.setdefault(arrival.seat.id.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
             behavior, policy = self.behaviors[name], self._policies.get(name)
+            table = behavior.table
             choice = choose([arrival for _, arrival in entries], behavior, policy, partial(self._ghost, name))
-            self._tick(name).choice = self._learning(choice, behavior.table)
+            told = choice.of(table.learning[join_columns(choice.slots)]) if table.ghosted else choice
+            self._tick(name).choice = told
+            scripted = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
             at = 0
-            for key, arrival in entries:
+            for connection, arrival in entries:
                 rows = slice(at, at + len(arrival.slots))
-                answers.setdefault(key, []).append(answer(arrival, choice.chosen, rows))
+                scripts = scripts_of(arrival.slots, table, scripted, connection.scripts.get(name, ()))
+                answers.setdefault(connection.key, []).append(answer(arrival, choice.chosen, rows, scripts))
                 at = rows.stop
             learning = sum(arrival.learning for _, arrival in entries)
             out.acted += at
@@ -357,47 +361,39 @@ class Stepper:
     def _ghost(self, name: str, number: int) -> Policy:
         return self._ghosts[name, number]
 
-    @staticmethod
-    def _learning(choice: Choice, table: SlotTable) -> Choice | None:
-        """What assembly is told of a choice."""
-        return choice.of(table.learning[join_columns(choice.slots)]) if table.ghosted else choice
-
     def _tell_again(self) -> None:
         """Adds all live agents of each behavior: their reader is new."""
         self._rejoin = False
         self.introduced = True
         for name, behavior in self.behaviors.items():
-            tick = self._tick(name)
-            live = np.flatnonzero(behavior.table.live & behavior.table.learning).astype(np.int32)
-            told = [lives.slots[lives.fresh] for lives in tick.joined]
-            tick.joined = [lives for lives in tick.joined if lives.fresh.all()]
-            again = live[~np.isin(live, np.concatenate(told))] if told else live
-            if again.size:
-                tick.joined.append(Lives(behavior.table, again, fresh=False))
+            self._tick(name).join_all(behavior.table)
+
+    def _begin(
+        self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots, decisions: Decisions, rows: Any
+    ) -> None:
+        """Agents of a simulator begin new lives; with the arguments of `Matches.begin`."""
+        if self.parameters.taught:
+            table.taught = True
+            table.lessons[slots] = connection.lessons
+        self.matches.begin(connection, seat, table, slots, decisions, rows)
 
     def _close(self, connection: Connection) -> None:
-        """Tells of the agents of a closed connection: they are lost, after all else of this wake-up."""
+        """A connection is closed."""
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count
+        self._vacate(connection)
+
+    def _vacate(self, connection: Connection) -> None:
+        """Tells of the agents of a connection, none of whose actions is under way: lost, after all else of now."""
+        connection.pending = dict.fromkeys(connection.pending, 0)
         for name in sorted(self.matches.lose(connection, self.behaviors)):
             self._tick(name)  # takes what there is to tell of its matches along
         for seat in connection.seats.values():
-            slots = seat.roster.slots
+            slots, seat.roster = seat.roster.slots, Roster()
             if slots.size:
                 behavior = self.behaviors[seat.id.name]
                 learning = slots[behavior.table.learning[slots]]
                 behavior.table.give_back(slots)
                 if learning.size:
                     self._told.add(seat.id.name, Tick(self._number, lost=[learning]), behavior.produced)
-
-    def _produced(self, name: str, behavior: Behavior) -> Produced:
-        frames = [c.frame for c in self.connections.values() if c.frame is not None]
-        return Produced(
-            steps=behavior.produced,
-            serial=behavior.permit.serial,
-            allowance=behavior.permit.allowance,
-            agents=behavior.table.taken,
-            ghosts=behavior.ghosts,
-            waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
-        )

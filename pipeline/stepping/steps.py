@@ -73,7 +73,7 @@ class Lives:
         fresh: their episodes start now.
     """
 
-    __slots__ = ("agents", "draws", "fresh", "groups", "simulators", "slots", "teams")
+    __slots__ = ("agents", "draws", "fresh", "groups", "lessons", "simulators", "slots", "teams")
 
     def __init__(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
         self.slots = slots
@@ -82,6 +82,7 @@ class Lives:
         self.teams: Slots = table.teams[slots]
         self.simulators: Slots = table.simulators[slots]
         self.draws: Ids | None = table.draws[slots] if table.ghosted else None
+        self.lessons: Ids | None = table.lessons[slots] if table.taught else None
         self.fresh = np.full(len(slots), fresh)
 
 
@@ -101,6 +102,15 @@ class Tick:
     joined: list[Lives] = field(default_factory=list)
     reported: list[tuple[Decisions, Slots]] = field(default_factory=list)
     choice: Choice | None = None
+
+    def join_all(self, table: SlotTable) -> None:
+        """Tells of all live agents of `table` that are not ghosts, not only of those that are new."""
+        live = np.flatnonzero(table.live & table.learning).astype(np.int32)
+        told = [lives.slots[lives.fresh] for lives in self.joined]
+        self.joined = [lives for lives in self.joined if lives.fresh.all()]
+        again = live[~np.isin(live, np.concatenate(told))] if told else live
+        if again.size:
+            self.joined.append(Lives(table, again, fresh=False))
 
     def rows(self) -> list[int]:
         """Rows lost, ended, joined, reported, acted."""
@@ -196,9 +206,8 @@ def _ended(entries: list[tuple[Ends, Slots]]) -> Ended | None:
 def _joined(entries: list[Lives]) -> Joined | None:
     if not entries:
         return None
-    columns = {name: [getattr(lives, name) for lives in entries] for name in Lives.__slots__}
-    drawn = entries[0].draws is not None  # all of a behavior name or none
-    return Joined(**{name: join_columns(each) for name, each in columns.items() if drawn or name != "draws"})
+    names = [name for name in Lives.__slots__ if getattr(entries[0], name) is not None]  # all of a behavior or none
+    return Joined(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in names})
 
 
 def _reported(entries: list[tuple[Decisions, Slots]]) -> Reported | None:

@@ -408,10 +408,15 @@ def test_players_of_a_folder_are_loaded_under_negative_numbers(tmp_path: Path) -
     folder = Snapshots(tmp_path / ghosts_module.PLAYERS_FOLDER)
     for version in (1, 2):
         folder.save(weights("A", version, trained=version))
-    found = ghosts_module.elsewhere(tmp_path, {"A": 2})
-    assert {key: (one.version, one.trained) for key, one in found.items()} == {("A", -1): (-1, 1), ("A", -2): (-2, 2)}
+    players = [Elsewhere("one", 1.0), Elsewhere("two", 1.0), Elsewhere("simulator/keeper", 1.0, "keeper")]
+    found = ghosts_module.elsewhere(tmp_path, {"A": players})
+    assert {key: (one.version, one.trained, one.script) for key, one in found.items()} == {
+        ("A", -1): (-1, 1, ""),
+        ("A", -2): (-2, 2, ""),
+        ("A", -3): (-3, 0, "keeper"),
+    }
     with pytest.raises(ServiceError, match="expected"):
-        ghosts_module.elsewhere(tmp_path, {"A": 3})
+        ghosts_module.elsewhere(tmp_path, {"A": [*players, Elsewhere("four", 1.0)]})
 
 
 def test_mean_and_spread_of_the_opponents_ratings_are_those_of_the_window(tmp_path: Path) -> None:

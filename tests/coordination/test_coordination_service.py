@@ -32,4 +32,4 @@ def test_a_run_without_books_begins_with_new_ones(tmp_path: Path) -> None:
     coordination.restore()
     coordination.save()
     coordination.restore()
-    assert json.loads((tmp_path / STATE_FILE).read_text()) == {"behaviors": {}, "self_play": None}
+    assert json.loads((tmp_path / STATE_FILE).read_text()) == {"behaviors": {}, "self_play": None, "lessons": None}

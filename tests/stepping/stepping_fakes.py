@@ -48,6 +48,8 @@ class FakePolicy:
         carried: numbers that agents carry from one decision to the next, as `carried_on` says; at most 3.
     """
 
+    script = ""
+
     def __init__(self, version: int = 1, carried: int = 0) -> None:
         self.version = version
         self.carried = carried

@@ -168,3 +168,39 @@ def _check_told(stepper: Stepper, carried: Any) -> None:
     assert part.acted.carried is not None
     assert part.acted.carried.shape == carried.shape
     np.testing.assert_allclose(part.acted.carried, carried, atol=1e-5)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_scripts_are_asked_for_by_the_number_that_each_simulator_has_for_them(lockstep: bool) -> None:
+    """Rows of a scripted seat get its number in the simulator's own order; of a seat without one nothing is said."""
+    held = policies()
+    held.hold(SPEC, PolicyWeights(behavior="Test", version=-1, arrays={}, script="keeper"))
+    held.hold(SPEC, PolicyWeights(behavior="Test", version=-2, arrays={}, script="striker"))
+    held.learn(weights(1))
+    held.build("Test", SPEC)
+    stepper = Stepper(held.current, self_play=["Test"], ghosts=held.ghosts, lockstep=lockstep, expected=1)
+    draws = tuple(Draw(number=n, team=0, ghosts={"Test?team=1": -n}) for n in (1, 2))
+    stepper.matches.assignment = Assignment(serial=1, draws=draws)
+    specs = dict.fromkeys(("Test?team=0", "Test?team=1"), SPEC)
+    stepper.connect(0, 0, specs, {"Test": ("striker", "winger", "keeper")})
+    stepper.permit("Test", Permit(serial=1, allowance=10**6))
+    agents, matches = [7, 3, 5], [20, 10, 20]
+
+    def rows(ids: list[int]) -> Decisions:
+        return Decisions(
+            agents=np.array(ids, np.int64),
+            observations=observed(3),
+            rewards=np.zeros(3, np.float32),
+            matches=np.array(matches, np.int64),
+        )
+
+    reports = tuple(BehaviorReport(behavior=f"Test?team={team}", decisions=rows(agents)) for team in (0, 1))
+    stepper.receive(0, Step(sequence=0, reports=reports), 0.0)
+    ((_, act, *_),) = stepper.wake(0.0).acts
+    learned, scripted = act.actions
+    assert learned.scripts is None
+    number = {10: 3, 20: 1}  # match 10 has the first draw, and its keeper is this simulator's third script
+    assert scripted.agents.tolist() == agents
+    assert scripted.scripts.tolist() == [number[match] for match in matches]
+    assert scripted.continuous.shape == (3, 2)
+    assert scripted.discrete.shape == (3, 1)

@@ -1,0 +1,264 @@
+"""Which lesson each curriculum of an environment parameter is in. Rules without I/O.
+
+    lesson ends    when its measure is above its threshold, asked after each update of its behavior
+    measure        reward: mean return of recent episodes that began in the lesson; progress: share of `max_steps`;
+                   rating: of the learner
+
+Lessons only go on, one at a time. Time is that of the weights: in lockstep nobody plays while it is asked, and what is
+asked depends on nothing that is still under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from pipeline.messages.service import Episodes, LessonsState
+
+Measure = Literal["reward", "progress", "rating"]
+
+RECENT: Final = 100
+"""Episodes that a mean return is taken of, where a lesson has no least length."""
+MOST_RECENT: Final = 1000
+"""... and at most, however long it is: they are kept on disk."""
+WEIGHT: Final = 0.75
+"""Of a new measure in a smoothed one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Criterion:
+    """When a lesson is over.
+
+    Attributes:
+        measure: what is measured.
+        behavior: name whose.
+        threshold: the lesson is over above it.
+        smoothed: the measure is averaged with its last value.
+        episodes: that must have ended before.
+        resets: all agents begin new episodes with the next lesson.
+    """
+
+    measure: Measure
+    behavior: str
+    threshold: float
+    smoothed: bool = True
+    episodes: int = 0
+    resets: bool = False
+
+    @property
+    def recent(self) -> int:
+        """Episodes that a mean return is taken of."""
+        return min(self.episodes, MOST_RECENT) or RECENT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """One lesson.
+
+    Attributes:
+        name: for logs.
+        value: of the parameter, for logs.
+        criterion: when it is over; None for the last.
+    """
+
+    name: str
+    value: str
+    criterion: Criterion | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """A behavior has new weights.
+
+    Attributes:
+        version: of these.
+        progress: steps trained as a share of `max_steps`.
+        rating: of the learner; None without self-play.
+        done: steps of the behavior that are no longer in flight.
+    """
+
+    version: int
+    progress: float
+    rating: float | None
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A parameter has come to its next lesson.
+
+    Attributes:
+        parameter: name.
+        number: of the lesson, from 0.
+        lesson: the lesson.
+        measure: of the one before.
+    """
+
+    parameter: str
+    number: int
+    lesson: Lesson
+    measure: float
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where one curriculum stands.
+
+    Attributes:
+        number: of its lesson.
+        since: serial of the change that this began with.
+        counted: serial of the lessons from which on episodes count.
+        mark: steps its behavior had produced when the lesson began: no update made of these alone ends it.
+        episodes: that began and ended since.
+        returns: of the latest.
+        smoothed: the measure when it was last taken; None before.
+    """
+
+    number: int = 0
+    since: int = 0
+    counted: int = 0
+    mark: int = 0
+    episodes: int = 0
+    returns: list[float] = field(default_factory=list)
+    smoothed: float | None = None
+
+
+class Lessons:
+    """The curricula of one run.
+
+    Args:
+        curricula: lessons by parameter name, at least one each; all but the last have a criterion.
+
+    Attributes:
+        serial: counts changes.
+        resets: serial of the last that asks for new episodes.
+    """
+
+    def __init__(self, curricula: Mapping[str, Sequence[Lesson]]) -> None:
+        self.serial = 0
+        self.resets = 0
+        self._curricula = {name: tuple(lessons) for name, lessons in curricula.items()}
+        self._standings = {name: Standing() for name in self._curricula}
+        self._asked: dict[str, int] = {}  # version of each behavior for which it was last asked
+
+    @property
+    def state(self) -> LessonsState:
+        """What stepping must know."""
+        return LessonsState(
+            serial=self.serial,
+            numbers={name: one.number for name, one in self._standings.items()},
+            since={name: one.since for name, one in self._standings.items()},
+            resets=self.resets,
+        )
+
+    def numbers(self, behavior: str) -> dict[str, int]:
+        """Number of the present lesson of each parameter that a behavior is measured for."""
+        return {
+            name: self._standings[name].number
+            for name, lessons in self._curricula.items()
+            if any(lesson.criterion is not None and lesson.criterion.behavior == behavior for lesson in lessons)
+        }
+
+    # ---------------------------------------------------------------- what is heard
+
+    def ended(self, behavior: str, episodes: Episodes) -> None:
+        """Episodes of agents of a behavior that learn have ended."""
+        for name, standing in self._standings.items():
+            criterion = self._criterion(name)
+            if criterion is None or criterion.behavior != behavior or not len(episodes.lessons):
+                continue
+            found = episodes.returns[episodes.lessons >= standing.counted].tolist()
+            standing.episodes += len(found)
+            standing.returns = [*standing.returns, *found][-criterion.recent :]
+
+    def updated(self, behavior: str, update: Update, produced: Mapping[str, int]) -> list[Change]:
+        """A behavior has been updated: its lessons may be over.
+
+        Args:
+            behavior: name.
+            update: what came of it.
+            produced: steps of each behavior so far, by name.
+        """
+        if update.version <= self._asked.get(behavior, 0):
+            return []
+        self._asked[behavior] = update.version
+        found = {name: self._over(name, behavior, update) for name in self._standings}
+        changes = [self._next(name, measure, produced) for name, measure in found.items() if measure is not None]
+        if changes:
+            self._count_anew(behavior)
+        return changes
+
+    # ---------------------------------------------------------------- inside
+
+    def _criterion(self, name: str) -> Criterion | None:
+        """Of the present lesson, if another follows."""
+        lessons, number = self._curricula[name], self._standings[name].number
+        return lessons[number].criterion if number + 1 < len(lessons) else None
+
+    def _over(self, name: str, behavior: str, update: Update) -> float | None:
+        """The measure of a lesson that is over; None where it goes on."""
+        criterion, standing = self._criterion(name), self._standings[name]
+        if criterion is None or criterion.behavior != behavior or update.done <= standing.mark:
+            return None
+        if standing.episodes < criterion.episodes:
+            return None
+        measure = _measure(criterion, standing, update)
+        return measure if measure is not None and measure > criterion.threshold else None
+
+    def _next(self, name: str, measure: float, produced: Mapping[str, int]) -> Change:
+        former = self._criterion(name)
+        number = self._standings[name].number + 1
+        self.serial += 1
+        if former is not None and former.resets:
+            self.resets = self.serial
+        self._standings[name] = Standing(number=number, since=self.serial, counted=self.serial)
+        criterion = self._criterion(name)
+        if criterion is not None and former is not None and criterion.behavior != former.behavior:
+            self._standings[name].mark = produced.get(criterion.behavior, 0)
+        return Change(parameter=name, number=number, lesson=self._curricula[name][number], measure=measure)
+
+    def _count_anew(self, behavior: str) -> None:
+        """What a behavior earned in other lessons says nothing of the present ones."""
+        for name, standing in self._standings.items():
+            criterion = self._criterion(name)
+            if criterion is not None and criterion.behavior == behavior:
+                standing.counted, standing.episodes, standing.returns = self.serial, 0, []
+
+    # ---------------------------------------------------------------- on disk
+
+    def to_plain(self) -> dict[str, Any]:
+        """Everything a restart needs, as plain JSON values."""
+        return {
+            "serial": self.serial,
+            "resets": self.resets,
+            "asked": self._asked,
+            "standings": {name: asdict(standing) for name, standing in self._standings.items()},
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what `to_plain` gave; a curriculum that is shorter now is in its last lesson."""
+        self.serial, self.resets, self._asked = plain["serial"], plain["resets"], dict(plain["asked"])
+        for name, saved in plain["standings"].items():
+            if name in self._standings:
+                last = len(self._curricula[name]) - 1
+                self._standings[name] = Standing(**{**saved, "number": min(saved["number"], last)})
+
+
+def _measure(criterion: Criterion, standing: Standing, update: Update) -> float | None:
+    """The measure of a lesson now; None where there is nothing to measure yet.
+
+    Smoothing begins with the first measure of the lesson: from 0 a lesson of negative returns would be over at once.
+    """
+    if criterion.measure == "progress":
+        return update.progress
+    if criterion.measure == "rating":
+        return update.rating
+    if not standing.returns:
+        return None
+    mean = sum(standing.returns) / len(standing.returns)
+    if not criterion.smoothed:
+        return mean
+    last = mean if standing.smoothed is None else standing.smoothed
+    standing.smoothed = WEIGHT * mean + (1 - WEIGHT) * last
+    return standing.smoothed

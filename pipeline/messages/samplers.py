@@ -1,0 +1,40 @@
+"""What a sampler draws: the same numbers on both sides of a connection."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from pipeline.messages.simulator import Sampler
+
+
+def draws(sampler: Sampler) -> Iterator[float]:
+    """Draws for ever from the distribution of `sampler`, beginning with its seed."""
+    source = random.Random(sampler.seed)
+    draw = _DRAWS[sampler.kind]
+    while True:
+        yield draw(source, sampler.values)
+
+
+def _uniform(source: random.Random, values: Sequence[float]) -> float:
+    low, high = values
+    return min(high, max(low, source.uniform(low, high)))  # rounding may lead beyond
+
+
+def _gaussian(source: random.Random, values: Sequence[float]) -> float:
+    mean, deviation = values
+    return source.gauss(mean, deviation)
+
+
+def _ranges(source: random.Random, values: Sequence[float]) -> float:
+    """A range in proportion to its width, then a value in it; single points where no range has any width."""
+    ranges = list(zip(values[::2], values[1::2], strict=True))
+    widths = [high - low for low, high in ranges]
+    return _uniform(source, source.choices(ranges, widths if sum(widths) > 0 else None)[0])
+
+
+_DRAWS: dict[str, Callable[[random.Random, Sequence[float]], float]] = {
+    "uniform": _uniform,
+    "gaussian": _gaussian,
+    "multirangeuniform": _ranges,
+}

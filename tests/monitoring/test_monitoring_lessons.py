@@ -1,0 +1,64 @@
+"""Numbers of lessons, where people look."""
+
+from __future__ import annotations
+
+import io
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+from monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
+
+from pipeline.monitoring import console, events
+from pipeline.monitoring.console import PlainDisplay
+from pipeline.monitoring.intervals import Interval, Intervals
+from pipeline.monitoring.overview import Overview
+from services import status
+from services.monitor import RunInfo, Watch
+
+
+def taught(run: FakeRun) -> None:
+    """Coordination tells of two curricula, one of them another behavior's."""
+    run.collect(12_000, [40.0, 50.0])
+    run.train(12_000)
+    coordination = run.registries["coordination"]
+    coordination.gauge("lesson/gravity/Balance", 2)
+    coordination.gauge("lesson/wall/height/Other", 1)
+
+
+def interval_of(run: FakeRun) -> Interval:
+    overview = Overview(FakeRun.services)
+    intervals = Intervals(overview, {"Balance": 10_000}, 50_000, {})
+    intervals.track("Balance", 0.0)
+    run.tell(overview)
+    return intervals.close("Balance", 1.0)
+
+
+def test_the_number_is_drawn_under_ml_agents_name_and_nowhere_else(fake_run: FakeRun) -> None:
+    taught(fake_run)
+    drawn = events.scalars(interval_of(fake_run))
+    assert {name: value for name, value in drawn.items() if "esson" in name} == {
+        "Environment/Lesson Number/gravity": 2.0
+    }
+
+
+def test_the_console_line_names_the_lessons_of_its_behavior(fake_run: FakeRun) -> None:
+    assert "lesson" not in console.line(interval_of(fake_run))
+    taught(fake_run)
+    assert "  lesson gravity 2  " in console.line(interval_of(fake_run))
+
+
+def test_status_names_them_too(fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    taught(fake_run)
+    info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
+    watch = Watch(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
+    for record in fake_run.records():
+        subscription = FakeSubscription()
+        subscription.publish(record)
+        watch.take(subscription)
+    watch.tick()
+    parser, stream = ArgumentParser(), io.StringIO()
+    status.add_arguments(parser)
+    assert status.run(parser.parse_args([str(folder)]), stream=stream, wall_clock=lambda: EPOCH_S) == 0
+    assert "Balance: lesson 2 of gravity\n" in stream.getvalue()
