@@ -11,11 +11,13 @@ from pipeline.messages.simulator import (
     Decisions,
     Ends,
     Reset,
+    Sampler,
     Statistic,
 )
 from pipeline.simulation.client import Client, Result, run
 from pipeline.simulation.game import Game, decisions, ends
 from pipeline.simulation.link import LinkLost
+from pipeline.simulation.parameters import Parameters
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 __all__ = [
@@ -30,8 +32,10 @@ __all__ = [
     "Game",
     "LinkLost",
     "ObservationSpec",
+    "Parameters",
     "Reset",
     "Result",
+    "Sampler",
     "Statistic",
     "decisions",
     "ends",

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import VERSION, Act, BehaviorActions, BehaviorReport, Decisions, Welcome
-from pipeline.specs import ActionSpec, BehaviorSpec
+from pipeline.messages.simulator import (
+    VERSION,
+    Act,
+    BehaviorActions,
+    BehaviorReport,
+    Decisions,
+    Hello,
+    Reset,
+    Welcome,
+)
+from pipeline.specs import ActionSpec, BehaviorId
 
 Actions = Mapping[str, BehaviorActions]
 """Actions by behavior id: one entry per behavior that had decisions."""
@@ -34,16 +46,32 @@ def check_welcome(welcome: Welcome) -> None:
         )
 
 
-def actions_of(
-    act: Act, sequence: int, reports: Sequence[BehaviorReport], behaviors: Mapping[str, BehaviorSpec]
-) -> Actions:
+def check_samplers(message: Act | Reset) -> None:
+    """Refuses samplers that nothing can be drawn from, or whose parameter has no number.
+
+    Raises:
+        RemoteProtocolError: there is one.
+    """
+    for name, sampler in message.samplers.items():
+        n = len(sampler.values)
+        if name not in message.parameters or n == 0 or n % 2 or (n > 2 and sampler.kind != "multirangeuniform"):
+            numbers = sorted(message.parameters)[:10]
+            raise RemoteProtocolError(
+                "malformed",
+                got=f"a {sampler.kind} sampler of {n} values for {name!r}, parameters {numbers}",
+                expected="two values, of multirangeuniform two for each range; and a number among the parameters",
+                remedy="send what docs/protocol.md says of samplers",
+            )
+
+
+def actions_of(act: Act, sequence: int, reports: Sequence[BehaviorReport], hello: Hello) -> Actions:
     """The entries of `act` by behavior id.
 
     Args:
         act: the trainer's answer.
         sequence: of the step that it must answer.
         reports: of that step.
-        behaviors: spec of each behavior id.
+        hello: what the trainer knows of the simulator.
 
     Raises:
         RemoteProtocolError: it does not fit the decisions row by row.
@@ -58,11 +86,12 @@ def actions_of(
             remedy="answer the last step, and each behavior with decisions once",
         )
     for behavior, wanted in asked.items():
-        _check(behavior, actions.get(behavior), wanted, behaviors[behavior].actions)
+        offered = len(hello.scripts.get(BehaviorId.parse(behavior).name, ()))
+        _check(behavior, actions.get(behavior), wanted, hello.behaviors[behavior].actions, offered)
     return actions
 
 
-def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec: ActionSpec) -> None:
+def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec: ActionSpec, scripts: int) -> None:
     rows = wanted.agents.size
     if entry is None:
         if not rows:
@@ -72,6 +101,8 @@ def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec
         and entry.continuous.shape == (rows, spec.continuous)
         and entry.discrete.shape == (rows, len(spec.discrete))
     ):
+        if entry.scripts is not None:
+            _check_scripts(behavior, entry.scripts, rows, scripts)
         return
     got = "no actions" if entry is None else f"actions {entry.continuous.shape} and {entry.discrete.shape}"
     raise RemoteProtocolError(
@@ -79,4 +110,15 @@ def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec
         got=f"{got} for {behavior}",
         expected=f"the agents of the step in its order, {(rows, spec.continuous)} and {(rows, len(spec.discrete))}",
         remedy="answer each decision with one row of actions",
+    )
+
+
+def _check_scripts(behavior: str, asked: NDArray[np.int32], rows: int, offered: int) -> None:
+    if asked.shape == (rows,) and not np.any((asked < 0) | (asked > offered)):
+        return
+    raise RemoteProtocolError(
+        "scripts",
+        got=f"scripts {asked.tolist()[:10]} for {rows} decisions of {behavior}",
+        expected=f"one of 0 to {offered} for each, as many as Hello names",
+        remedy="ask for a script that the simulator offers",
     )

@@ -32,7 +32,6 @@ MAX_STEPS: Final = 1000
 REWARD: Final = 0.1
 FALL_REWARD: Final = -1.0
 
-_PULL: Final = -5 / 7 * GRAVITY * STEP_S  # a positive tilt raises the positive side
 _SPREAD: Final = np.repeat(np.array([START_TILT, START_POSITION, START_SPEED], np.float32), 2)[:, None]
 _TILT, _POSITION, _VELOCITY = slice(0, 2), slice(2, 5, 2), slice(5, 8, 2)
 _HEIGHT, _CLIMB = 3, 6
@@ -46,6 +45,7 @@ class Balance:
     centre (x, height, z; metres), ball velocity (x, climb, z; metres per second).
     Actions: 2 continuous, each turns the plate about one axis. Reward: 0.1 per decision on the
     plate, -1 for the fall that ends the episode; interrupted after 1000 decisions.
+    Parameter: `gravity` (9.81, in metres per second squared), asked anew for each episode; it is not observed.
 
     Args:
         areas: plates side by side.
@@ -62,6 +62,8 @@ class Balance:
         self._ages = np.zeros(areas, np.int64)
         self._state = np.zeros((8, areas), np.float32)  # by rows: numpy is twice as fast along areas
         self._change = np.empty((2, areas), np.float32)
+        self._parameters: Mapping[str, float] = {}
+        self._pull = np.empty(areas, np.float32)  # metres per second that a step adds on a slope of 1
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """One behavior, one vector, two continuous actions."""
@@ -69,8 +71,8 @@ class Balance:
         return {self._id: BehaviorSpec(observations=(state,), actions=ActionSpec(continuous=2))}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """New episodes on all plates; there are no parameters."""
-        del parameters
+        """New episodes on all plates. Parameter: `gravity` (9.81)."""
+        self._parameters = parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self._restart(self._agents)
@@ -106,7 +108,7 @@ class Balance:
         np.minimum(tilt, MAX_TILT, out=tilt)
         np.maximum(tilt, -MAX_TILT, out=tilt)
         slope = np.sin(tilt)
-        np.multiply(slope, _PULL, out=change)
+        np.multiply(slope, self._pull, out=change)
         velocity += change
         np.multiply(velocity, STEP_S, out=change)
         position += change
@@ -124,6 +126,8 @@ class Balance:
         self._state[_HEIGHT, areas] = (slope * started[2:4]).sum(0)
         self._state[_CLIMB, areas] = (slope * started[4:6]).sum(0)
         self._ages[areas] = 0
+        for area in areas:  # a positive tilt raises the positive side
+            self._pull[area] = -5 / 7 * self._parameters.get("gravity", GRAVITY) * STEP_S
 
     def _decisions(self, rewards: NDArray[np.float32]) -> Decisions:
         return Decisions(

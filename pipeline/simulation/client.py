@@ -16,7 +16,7 @@ from pipeline.errors import SettingsError
 from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from pipeline.simulation.answers import Actions
 from pipeline.simulation.connection import Client
-from pipeline.simulation.game import Game, GivesStatistics
+from pipeline.simulation.game import Game, GivesStatistics, PlaysScripts
 
 __all__ = ["Actions", "Client", "Result", "run"]
 
@@ -66,12 +66,14 @@ def run(
         RemoteProtocolError: the trainer broke the protocol, or says that this side did.
     """
     try:
+        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
         hello = Hello(
             version=VERSION,
             name=game.name,
             behaviors=dict(game.behaviors()),
             number=_whole("SPARRING_NUMBER") if number is None else number,
             credential=credential or os.environ.get("SPARRING_CREDENTIAL", ""),
+            scripts={name: tuple(own) for name, own in scripts.items()},
         )
         seed = _whole("SPARRING_SEED") if seed is None else seed
         address = os.environ.get("SPARRING_ADDRESS") if address is None else address
@@ -103,7 +105,7 @@ def _play(game: Game, client: Client, seed: int | None) -> Bye:
     message: Actions | Reset | Bye = client.begin()
     while not isinstance(message, Bye):
         if isinstance(message, Reset):
-            reports = game.reset(message.parameters, seed if message.seed is None else message.seed)
+            reports = game.reset(client.parameters, seed if message.seed is None else message.seed)
             seed = None  # later episodes go on with the source that the first seed started
         else:
             reports = game.step(message)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong
+from pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong, Sampler
 from pipeline.simulation.compliance_peer import Host, Peer, ProcessHost, Silent, Stopped
 from pipeline.simulation.compliance_steps import STEP_RULES, Finding, Status, failed, skipped
 from pipeline.simulation.compliance_trial import FirstSight, Trial, first_sight
@@ -23,6 +23,9 @@ MOST_STEPS: Final = 2000
 """Steps played at most while waiting for episodes to end."""
 FEW_STEPS: Final = 3
 """Steps before a connection is dropped: some count to compare."""
+PARAMETER: Final = "compliance"
+"""An environment parameter that no simulator knows, and that none may stumble over."""
+SAMPLER: Final = Sampler(kind="uniform", values=(0.25, 0.75), seed=1)
 
 PASS: Final = Finding(status="PASS")
 
@@ -188,10 +191,18 @@ def _plays(trial: Trial) -> Finding:
     return PASS
 
 
+def _parameters(trial: Trial) -> Finding:
+    """Changes without a reset: a number, which then gets a sampler, which becomes a number again."""
+    trial.deciding()
+    for value in (1.0, SAMPLER, 2.0):
+        trial.act({PARAMETER: value})
+    return PASS
+
+
 def _resets_in_place(trial: Trial) -> Finding:
     trial.deciding()
     trial.act()
-    again = first_sight(trial.reset(SEED))
+    again = first_sight(trial.reset(SEED, {PARAMETER: SAMPLER}))
     if again.keys() != trial.first.keys() or any(len(again[key][0]) != len(trial.first[key][0]) for key in again):
         return Finding(
             status="WARN",
@@ -285,6 +296,7 @@ RULES: Final = (
     Rule(name="reset", sentence="It answers Reset with a Step.", check=_reset, needed=True),
     Rule(name="ping_deciding", sentence="It answers Ping while it waits for Act.", check=_ping_deciding),
     Rule(name="plays", sentence="It answers every Act with a Step, and episodes end.", check=_plays),
+    Rule(name="parameters", sentence="It goes on after an Act that changes parameters.", check=_parameters),
     Rule(name="reset_in_place", sentence="Reset in place of Act begins all episodes anew.", check=_resets_in_place),
     Rule(name="seed", sentence="The same seed shows the same first observations.", check=_seed),
     Rule(name="bye", sentence="It ends in order on Bye.", check=_bye),

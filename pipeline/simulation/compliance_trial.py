@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,16 @@ from pipeline.messages.simulator import (
     Decisions,
     Hello,
     Reset,
+    Sampler,
     Step,
     Welcome,
 )
 from pipeline.simulation.compliance_peer import Host, Peer, Stopped
 from pipeline.simulation.compliance_steps import Watch, failed, skipped
 from pipeline.specs import ActionSpec
+
+FIRST_DRAW: Final = 0.5
+"""What stands among the parameters for one with a sampler."""
 
 FirstSight = dict[str, tuple[NDArray[Any], ...]]
 """By behavior id: agent ids and observations of a first Step, sorted by agent."""
@@ -104,15 +108,25 @@ class Trial:
             self.reset(None)
         return peer
 
-    def reset(self, seed: int | None) -> Step:
-        """Sends Reset and receives the first Step."""
+    def reset(self, seed: int | None, parameters: Mapping[str, float | Sampler] | None = None) -> Step:
+        """Sends Reset and receives the first Step.
+
+        Args:
+            seed: of it.
+            parameters: of it: numbers, and samplers with `FIRST_DRAW`.
+        """
         peer = self.welcomed()
         self.watch.reset()
-        peer.send(Reset(seed=seed))
+        numbers, samplers = _told(parameters or {})
+        peer.send(Reset(seed=seed, parameters=numbers, samplers=samplers))
         return self._next(peer)
 
-    def act(self) -> Step:
-        """Answers the Step with random legal actions and receives the next one."""
+    def act(self, parameters: Mapping[str, float | Sampler] | None = None) -> Step:
+        """Answers the Step with random legal actions and receives the next one.
+
+        Args:
+            parameters: that are told to have changed, as for `reset`.
+        """
         peer = self.deciding()
         step = self.step
         assert step is not None
@@ -122,7 +136,8 @@ class Trial:
                 spec = self.watch.specs[report.behavior].actions
                 actions.append(random_actions(report.behavior, report.decisions, spec, self._random))
                 self.watch.acted.setdefault(report.behavior, set()).update(report.decisions.agents.tolist())
-        peer.send(Act(sequence=step.sequence, actions=tuple(actions)))
+        numbers, samplers = _told(parameters or {})
+        peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
 
     def lost(self) -> None:
@@ -141,6 +156,12 @@ class Trial:
         if not self.watch.read(step):
             raise Stopped(skipped("a Step that can not be answered"))
         return step
+
+
+def _told(parameters: Mapping[str, float | Sampler]) -> tuple[dict[str, float], dict[str, Sampler]]:
+    """A number for each, and the samplers."""
+    samplers = {name: one for name, one in parameters.items() if isinstance(one, Sampler)}
+    return {name: one if isinstance(one, float) else FIRST_DRAW for name, one in parameters.items()}, samplers
 
 
 def random_actions(

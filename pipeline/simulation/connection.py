@@ -8,7 +8,7 @@
     client.close()
 
 A broken connection is mended inside: the trainer's Reset after the new Welcome comes back in place
-of actions, and new episodes begin.
+of actions, and new episodes begin. `client.parameters` holds the environment parameters as they are now.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation.answers import Actions, actions_of, check_welcome
+from pipeline.simulation.answers import Actions, actions_of, check_samplers, check_welcome
 from pipeline.simulation.counting import StepCounter
 from pipeline.simulation.link import Link, LinkLost, Stop, Stopped, dial, parse_address
+from pipeline.simulation.parameters import Parameters
 from pipeline.specs import BehaviorSpec
 
 FIRST_DELAY_S: Final = 0.05
@@ -55,6 +56,9 @@ class Client:
         reconnect: False raises `LinkLost` where a connection breaks.
         clock: seconds, monotonic.
         sleep: waits between attempts; None waits in a way that `stop` ends.
+
+    Attributes:
+        parameters: environment parameters; brought up to date before `begin` and `exchange` return.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Client:
         self._stop = Stop()
         self._sleep = sleep or self._stop.wait
         self._counter = StepCounter()
+        self.parameters = Parameters()
         self._link: Link | None = None
         self._deadline: float | None = None  # of the attempt to connect, until the trainer's first request
         self._delay_s = FIRST_DELAY_S
@@ -92,6 +97,7 @@ class Client:
         behaviors: Mapping[str, BehaviorSpec],
         number: int | None = None,
         credential: str = "",
+        scripts: Mapping[str, Sequence[str]] | None = None,
         connect_timeout_s: float = 60.0,
         reconnect: bool = True,
     ) -> Self:
@@ -103,6 +109,7 @@ class Client:
             behaviors: spec of each behavior id.
             number: which of the supervisor's simulators this is; None where it dials in by itself.
             credential: token where the endpoint asks for one.
+            scripts: by behavior name, what the simulator can play any agent with itself.
             connect_timeout_s: how long to try, at the start and after a loss.
             reconnect: False raises where a connection breaks.
 
@@ -110,7 +117,14 @@ class Client:
             LinkLost: no trainer answered in time.
             RemoteProtocolError: the trainer refused.
         """
-        hello = Hello(version=VERSION, name=name, behaviors=dict(behaviors), number=number, credential=credential)
+        hello = Hello(
+            version=VERSION,
+            name=name,
+            behaviors=dict(behaviors),
+            number=number,
+            credential=credential,
+            scripts={behavior: tuple(own) for behavior, own in (scripts or {}).items()},
+        )
         client = cls(hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect)
         try:
             client.open()
@@ -289,15 +303,27 @@ class Client:
         self._deadline = None
         if isinstance(message, Bye | Fault):
             self._over(message)
+        elif isinstance(message, Reset):
+            self._check_samplers(message)
+            self.parameters.replace(message.parameters, message.samplers)
         return message
+
+    def _check_samplers(self, message: Act | Reset) -> None:
+        try:
+            check_samplers(message)
+        except RemoteProtocolError as error:
+            raise self._alive().refuse(error) from error
 
     def _acted(self, act: Act, reports: Sequence[BehaviorReport]) -> Actions:
         try:
-            actions = actions_of(act, self._sequence - 1, reports, self._hello.behaviors)
+            actions = actions_of(act, self._sequence - 1, reports, self._hello)
         except RemoteProtocolError as error:
             raise self._alive().refuse(error) from error
         for behavior, entry in actions.items():
             self._counter.acted(behavior, entry.agents)
+        if act.parameters or act.samplers:
+            self._check_samplers(act)
+            self.parameters.update(act.parameters, act.samplers)
         return actions
 
     # ------------------------------------------------------------ its end

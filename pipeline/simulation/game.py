@@ -34,7 +34,9 @@ class Game(Protocol):
         """Starts new episodes for all agents and returns their first decisions.
 
         Args:
-            parameters: environment parameters by name.
+            parameters: environment parameters by name. Under `run` this is one `Parameters` for the whole conversation:
+                a game that keeps it, and asks it where an episode begins, gets a new draw of one with a sampler, and
+                sees a new lesson of a curriculum without a reset. A copy (`dict(parameters)`) keeps its first draws.
             seed: for the random source, or None to go on with it.
         """
 
@@ -47,6 +49,14 @@ class Game(Protocol):
 
     def close(self) -> None:
         """Frees what the game holds; called once."""
+
+
+@runtime_checkable
+class PlaysScripts(Protocol):
+    """A game that can play any agent of a behavior by itself; a game need not."""
+
+    def scripts(self) -> Mapping[str, Sequence[str]]:
+        """Names of its scripts by behavior name. `BehaviorActions.scripts` numbers them from 1."""
 
 
 @runtime_checkable
@@ -66,6 +76,8 @@ def decisions(
     group_rewards: ArrayLike | None = None,
     masks: ArrayLike | None = None,
     matches: ArrayLike | None = None,
+    did_continuous: ArrayLike | None = None,
+    did_discrete: ArrayLike | None = None,
 ) -> Decisions:
     """Agents that want an action now, with dtypes converted; rewards left out are 0.
 
@@ -77,6 +89,8 @@ def decisions(
         group_rewards: [n] reward of the agent's group since then.
         masks: [n, choices of all branches] True = forbidden.
         matches: [n] contest ids.
+        did_continuous: [n, continuous actions] what the agent did where the simulator decided by itself.
+        did_discrete: [n, branches] likewise.
     """
     ids = np.asarray(agents, np.int64)
     return Decisions(
@@ -87,6 +101,8 @@ def decisions(
         group_rewards=_optional(group_rewards, np.float32),
         masks=_optional(masks, np.bool_),
         matches=_optional(matches, np.int64),
+        did_continuous=_optional(did_continuous, np.float32),
+        did_discrete=_optional(did_discrete, np.int32),
     )
 
 
@@ -99,6 +115,8 @@ def ends(
     group_rewards: ArrayLike | None = None,
     outcomes: ArrayLike | None = None,
     matches: ArrayLike | None = None,
+    did_continuous: ArrayLike | None = None,
+    did_discrete: ArrayLike | None = None,
 ) -> Ends:
     """Agents whose episode just ended, with dtypes converted; flags and rewards left out are 0.
 
@@ -110,6 +128,8 @@ def ends(
         group_rewards: [m] reward of the group of the agent's last decision, since then.
         outcomes: [m] 1 won, 0.5 drawn, 0 lost.
         matches: [m] contest ids.
+        did_continuous: [m, continuous actions] what the agent did where the simulator decided by itself.
+        did_discrete: [m, branches] likewise.
     """
     ids = np.asarray(agents, np.int64)
     return Ends(
@@ -120,6 +140,8 @@ def ends(
         group_rewards=_optional(group_rewards, np.float32),
         outcomes=_optional(outcomes, np.float32),
         matches=_optional(matches, np.int64),
+        did_continuous=_optional(did_continuous, np.float32),
+        did_discrete=_optional(did_discrete, np.int32),
     )
 
 

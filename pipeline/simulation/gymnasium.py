@@ -139,13 +139,13 @@ class GymnasiumGame(_Bridge):
     def __init__(self, name: str, envs: Sequence[Any], brightest: int = 255) -> None:
         super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, brightest)
         self._envs = list(envs)
-        self._options: dict[str, Any] | None = None
+        self._parameters: Mapping[str, float] = {}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
-        self._options = dict(parameters) or None
+        self._parameters = parameters
         begun = [
-            env.reset(seed=None if seed is None else seed + area, options=self._options)
+            env.reset(seed=None if seed is None else seed + area, options=dict(parameters) or None)
             for area, env in enumerate(self._envs)
         ]
         seen = self._observations.rows([observation for observation, _ in begun])
@@ -167,7 +167,7 @@ class GymnasiumGame(_Bridge):
                 rows.append(row)
                 last.append(observation)
                 cut.append(not terminated)
-                observation, info = env.reset(options=self._options)
+                observation, info = env.reset(options=dict(self._parameters) or None)
             seen.append(observation)
             infos.append(info)
         ended = None

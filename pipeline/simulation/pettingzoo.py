@@ -187,7 +187,7 @@ class _Bridge(ABC):
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = [str(identity) for identity in ids]
         self._name_of = {str(identity): identity.name for identity in ids}
-        self._options: dict[str, Any] | None = None
+        self._parameters: Mapping[str, float] = {}
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Spec of every behavior id."""
@@ -198,7 +198,7 @@ class _Bridge(ABC):
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
-        self._options = dict(parameters) or None
+        self._parameters = parameters
         self._open()
         for area in self._areas:
             self._begin(area, None if seed is None else seed + area.number)
@@ -306,7 +306,7 @@ class ParallelGame(_Bridge):
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
-        observations, infos = area.env.reset(seed=seed, options=self._options)
+        observations, infos = area.env.reset(seed=seed, options=dict(self._parameters) or None)
         for agent, seen in observations.items():
             self._decide(area, agent, seen, infos.get(agent, {}), 0.0, 0.0)
 
@@ -342,7 +342,7 @@ class TurnGame(_Bridge):
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
-        area.env.reset(seed=seed, options=self._options)
+        area.env.reset(seed=seed, options=dict(self._parameters) or None)
         self._advance(area)
 
     def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:

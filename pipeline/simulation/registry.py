@@ -17,12 +17,15 @@ _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "duel": ("pipeline.simulation.duel", "Duel"),
     "goal": ("pipeline.simulation.goal", "Goal"),
     "goals": ("pipeline.simulation.goals", "Goals"),
+    "key-door": ("pipeline.simulation.key_door", "KeyDoor"),
     "rooms": ("pipeline.simulation.rooms", "Rooms"),
     "scramble": ("pipeline.simulation.scramble", "Scramble"),
     "soccer": ("pipeline.simulation.soccer", "Soccer"),
     "tag": ("pipeline.simulation.tag", "Tag"),
     "gymnasium": ("pipeline.simulation.gymnasium", "make_gymnasium"),
+    "unity": ("pipeline.simulation.unity", "make_unity"),
     "pettingzoo": ("pipeline.simulation.pettingzoo", "make_pettingzoo"),
+    "godot": ("pipeline.simulation.godot", "make_godot"),
 }
 NAMES: Final = tuple(_MAKERS)
 

@@ -28,11 +28,8 @@ BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
 _TEAMS: Final = (0, 1)
-_MOVED_BY: Final[Mapping[str, Callable[[Pitch], Float] | None]] = {
-    "learning": None,
-    "scripted": scripted,
-    "still": still,
-}
+_SCRIPTS: Final[Mapping[str, Callable[[Pitch, int], Float]]] = {"scripted": scripted, "still": still}
+_RIVALS_ARE: Final = ("learning", *_SCRIPTS)
 _MATES: Final = np.array([1, 0, 3, 2])
 _RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
 _ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
@@ -70,11 +67,11 @@ class Soccer:
     name = "soccer"
 
     def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning", every: int = 1) -> None:
-        if rivals not in _MOVED_BY:
-            raise SettingsError(f"got rivals={rivals!r}; expected {', '.join(_MOVED_BY)}; correct {rivals!r}")
+        if rivals not in _RIVALS_ARE:
+            raise SettingsError(f"got rivals={rivals!r}; expected {', '.join(_RIVALS_ARE)}; correct {rivals!r}")
         if every < 1 or MAX_STEPS % every:
             raise SettingsError(f"got every={every}; expected a divisor of {MAX_STEPS}; give 1, 2, 4, 5 or 10")
-        self._rivals = _MOVED_BY[rivals]
+        self._rivals = _SCRIPTS.get(rivals)
         self._every = every
         teams = _TEAMS if self._rivals is None else _TEAMS[:1]
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
@@ -92,6 +89,10 @@ class Soccer:
         view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
         spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
         return dict.fromkeys(self._ids, spec)
+
+    def scripts(self) -> Mapping[str, tuple[str, ...]]:
+        """What either team can be played with here."""
+        return {BehaviorId.parse(self._ids[0]).name: tuple(_SCRIPTS)}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
         """New matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
@@ -164,11 +165,21 @@ class Soccer:
 
     def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
         """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""
-        chosen = [actions[key].discrete.reshape(-1, 2, 3) for key in self._ids]
-        moves = _LEFT_RIGHT[np.concatenate(chosen, 1)]
+        teams = [self._moves(team, actions[key]) for team, key in enumerate(self._ids)]
         if self._rivals is not None:
-            moves = np.concatenate([moves, self._rivals(self._pitch)], 1)
+            teams.append(self._rivals(self._pitch, 1))
+        moves = np.concatenate(teams, 1)
         return moves[..., 0], moves[..., 1], moves[..., 2]
+
+    def _moves(self, team: int, actions: BehaviorActions) -> NDArray[np.float64]:
+        """[areas, 2, 3] What both players of a team do: by the trainer, or by a script where it asks for one."""
+        moves = _LEFT_RIGHT[actions.discrete.reshape(-1, 2, 3)]
+        if actions.scripts is not None:
+            asked = actions.scripts.reshape(-1, 2)
+            for number, script in enumerate(_SCRIPTS.values(), 1):
+                if np.any(asked == number):
+                    moves = np.where((asked == number)[..., None], script(self._pitch, team), moves)
+        return moves
 
     def _observe(self) -> NDArray[np.float32]:
         """[areas, players, 27]."""

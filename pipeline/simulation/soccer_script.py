@@ -1,6 +1,6 @@
-"""What team 1 of soccer does where nobody learns it: one attacks, one keeps.
+"""What a team of soccer does that nobody learns: one attacks, one keeps.
 
-A pure function of the pitch, without memory or chance.
+Pure functions of the pitch and the team, without memory or chance.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import numpy as np
 
 from pipeline.simulation.soccer_physics import GOAL_X, Float, Pitch
 
-_TEAM: Final = slice(2, 4)
-_THEIR_GOAL: Final = np.array([-GOAL_X, 0.0])
-_OWN_GOAL: Final = np.array([GOAL_X, 0.0])
 _BEHIND: Final = 1.0
 """Metres behind the ball, on the line of the shot, from where a player runs at it."""
 _ASIDE: Final = 1.2
@@ -28,19 +25,21 @@ _RUN: Final = 1.0
 """Radians off the wanted direction up to which it runs all the same."""
 
 
-def scripted(pitch: Pitch) -> Float:
-    """[areas, 2, 3] forward, left, turn of players 2 and 3, each -1, 0 or 1.
+def scripted(pitch: Pitch, team: int) -> Float:
+    """[areas, 2, 3] forward, left, turn of both players of a team, each -1, 0 or 1.
 
     The player nearest to the ball runs round it to the side of its own goal and pushes it at the other goal; its mate
     stands between the ball and the own goal, and looks at the ball.
     """
-    place, heading = pitch.positions[:, _TEAM], pitch.headings[:, _TEAM]
+    players = slice(2 * team, 2 * team + 2)
+    own_goal = np.array([GOAL_X if team else -GOAL_X, 0.0])
+    place, heading = pitch.positions[:, players], pitch.headings[:, players]
     to_ball = pitch.ball[:, None] - place
     nearest = np.hypot(to_ball[..., 0], to_ball[..., 1]).argmin(1)
     attacks = (np.arange(2) == nearest[:, None])[..., None]
-    keeping = (_OWN_GOAL + _KEEPING * (pitch.ball - _OWN_GOAL))[:, None] - place
+    keeping = (own_goal + _KEEPING * (pitch.ball - own_goal))[:, None] - place
     content = ~attacks & ((keeping * keeping).sum(-1, keepdims=True) < _THERE**2)
-    way = np.where(attacks, _attack(place, to_ball), np.where(content, to_ball, keeping))
+    way = np.where(attacks, _attack(place, to_ball, -own_goal), np.where(content, to_ball, keeping))
     off = np.arctan2(way[..., 1], way[..., 0]) - heading
     off -= 2 * np.pi * np.round(off / (2 * np.pi))
     forward = (np.abs(off) < _RUN) & ~content[..., 0]
@@ -48,14 +47,15 @@ def scripted(pitch: Pitch) -> Float:
     return np.stack([forward, np.zeros_like(turn), turn], -1)
 
 
-def still(pitch: Pitch) -> Float:
+def still(pitch: Pitch, team: int) -> Float:
     """[areas, 2, 3] zeros: nobody moves by itself."""
+    del team
     return np.zeros((len(pitch.ball), 2, 3))
 
 
-def _attack(place: Float, to_ball: Float) -> Float:
+def _attack(place: Float, to_ball: Float, their_goal: Float) -> Float:
     """[areas, 2, 2] Where to run, seen from `place`, to get behind the ball and then through it."""
-    shot = _THEIR_GOAL - (place + to_ball)
+    shot = their_goal - (place + to_ball)
     shot = shot / np.maximum(np.hypot(shot[..., 0], shot[..., 1]), 1e-6)[..., None]
     across = np.stack([-shot[..., 1], shot[..., 0]], -1)
     behind, aside = (to_ball * shot).sum(-1), (to_ball * across).sum(-1)

@@ -271,7 +271,8 @@ class Simulator:
         return None
 
     def _play(self, message: Reset | Act) -> None:
-        if self.quirk == "gives up" and self.steps > 20:
+        settled = self.quirk == "settled" and isinstance(message, Act) and message.parameters
+        if settled or (self.quirk == "gives up" and self.steps > 20):
             self._send(Fault(code="internal", got="a crash", expected="none", remedy="mend it"))
             return
         if self.quirk == "late behavior" and self._sequence == 0:
@@ -366,6 +367,7 @@ HABITS = {
     "mute": {"heartbeat": "FAIL"},
     "endless": {"plays": "WARN"},
     "gives up": {"plays": "FAIL"},
+    "settled": {"parameters": "FAIL"},
     "nan": {"finite": "FAIL"},
     "blind": {"observations": "FAIL"},
     "ragged": {"columns": "FAIL"},

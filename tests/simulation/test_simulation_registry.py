@@ -17,8 +17,8 @@ from pipeline.simulation.compliance_trial import random_actions
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorId
 
-BUILT_IN = ("balance", "crowd", "duel", "goal", "goals", "rooms", "scramble", "soccer")
-PAIRS = ("balance", "duel", "goal", "scramble")
+BUILT_IN = ("balance", "crowd", "duel", "goal", "goals", "key-door", "rooms", "scramble", "soccer")
+PAIRS = ("balance", "duel", "goal", "key-door", "scramble")
 STEPS = 600
 GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("goals", {"mixed": True}),
@@ -33,6 +33,7 @@ VARIANTS = [
     ("crowd", {}),
     ("soccer", {"rivals": "still"}),
     ("soccer", {}),
+    ("key-door", {"rooms": 3}),
     ("rooms", {"members": 3}),
     ("goal", {}),
     ("balance", {}),
@@ -45,7 +46,7 @@ VARIANTS = [
 
 def test_the_built_in_games_are_made_by_name() -> None:
     """Each has its own behaviors, and takes areas and options."""
-    assert (*BUILT_IN, "tag", "gymnasium", "pettingzoo") == NAMES
+    assert (*BUILT_IN, "tag", "gymnasium", "unity", "pettingzoo", "godot") == NAMES
     for name in BUILT_IN:
         game = make(name, 2, behavior="Other")
         assert game.name == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -285,13 +286,47 @@ def test_the_script_is_a_function_of_the_pitch() -> None:
     pitch, random = Pitch(200), np.random.default_rng(0)
     pitch.place(np.arange(200), random)
     pitch.ball[:] = random.uniform(-1, 1, (200, 2)) * [GOAL_X, SIDE_Y]
-    moves = scripted(pitch)
+    moves = scripted(pitch, 1)
     assert moves.shape == (200, 2, 3)
     assert set(np.unique(moves).tolist()) == {-1.0, 0.0, 1.0}
-    np.testing.assert_array_equal(moves, scripted(pitch))
+    np.testing.assert_array_equal(moves, scripted(pitch, 1))
     for array in (pitch.positions, pitch.velocities, pitch.headings):
         array[:, 2:] = array[:, [3, 2]]
-    np.testing.assert_array_equal(moves[:, ::-1], scripted(pitch))  # whoever stands there does the same
+    np.testing.assert_array_equal(moves[:, ::-1], scripted(pitch, 1))  # whoever stands there does the same
+
+
+def test_the_script_plays_both_sides_alike() -> None:
+    """On the pitch turned by half a circle, team 0 does what team 1 does here."""
+    pitch, turned, random = Pitch(100), Pitch(100), np.random.default_rng(1)
+    pitch.place(np.arange(100), random)
+    pitch.ball[:] = random.uniform(-1, 1, (100, 2)) * [GOAL_X, SIDE_Y]
+    pitch.headings[:] = random.uniform(-3, 3, pitch.headings.shape)
+    turned.ball[:] = -pitch.ball
+    turned.positions[:] = -pitch.positions[:, [2, 3, 0, 1]]
+    turned.headings[:] = pitch.headings[:, [2, 3, 0, 1]] + np.pi
+    np.testing.assert_array_equal(scripted(pitch, 1), scripted(turned, 0))
+
+
+def test_a_seat_that_is_asked_for_is_played_by_the_script_whatever_its_actions_say() -> None:
+    """Seat by seat: as if the trainer had sent what the script does; others as they were told."""
+    asked, twin, random = Soccer(4), Soccer(4), np.random.default_rng(2)
+    assert asked.scripts() == {"Soccer": ("scripted", "still")}
+    asked.reset({}, 3)
+    twin.reset({}, 3)
+    which = [np.repeat([0, 1, 2, 0], 2), np.repeat([1, 0, 0, 2], 2)]  # of each team, by area
+    for _ in range(60):
+        chosen = [random.integers(0, 3, (8, 3)) for _ in IDS]
+        told = [branch.copy() for branch in chosen]
+        for team in (0, 1):
+            moves = scripted(twin._pitch, team).reshape(8, 3)
+            told[team][which[team] == 1] = np.where(moves < 0, 2, moves)[which[team] == 1]
+            told[team][which[team] == 2] = 0
+        given = {
+            one.behavior: replace(one, scripts=scripts.astype(np.int32))
+            for one, scripts in zip(actions(chosen).values(), which, strict=True)
+        }
+        for one, two in zip(asked.step(given), twin.step(actions(told)), strict=True):
+            np.testing.assert_array_equal(one.decisions.observations[0], two.decisions.observations[0])
 
 
 def test_unknown_rivals_are_refused() -> None:

@@ -1,0 +1,196 @@
+"""What the tests of the Unity bridge share: bridges that are closed again, players in threads, players by hand."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from unity_player_peer import Background, Message
+from unity_player_schema import METHOD
+
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Step
+from pipeline.simulation.compliance_steps import Watch
+from pipeline.simulation.compliance_trial import random_actions
+from pipeline.simulation.unity import Unity, make_unity
+
+LONG_S: Final = 20.0
+"""What never comes is waited for so long, before a test fails."""
+
+Frame = Sequence[BehaviorReport]
+
+
+def zeros(unity: Unity, report: BehaviorReport) -> BehaviorActions:
+    """Does nothing."""
+    assert report.decisions is not None
+    kinds, agents = unity.behaviors()[report.behavior].actions, report.decisions.agents
+    return BehaviorActions(
+        behavior=report.behavior,
+        agents=agents,
+        continuous=np.zeros((agents.size, kinds.continuous), np.float32),
+        discrete=np.zeros((agents.size, len(kinds.discrete)), np.int32),
+    )
+
+
+def anything(seed: int = 0) -> Callable[[Unity, BehaviorReport], BehaviorActions]:
+    """Does anything that is allowed."""
+    random = np.random.default_rng(seed)
+
+    def act(unity: Unity, report: BehaviorReport) -> BehaviorActions:
+        assert report.decisions is not None
+        actions = unity.behaviors()[report.behavior].actions
+        return random_actions(report.behavior, report.decisions, actions, random)
+
+    return act
+
+
+def step(unity: Unity, frame: Frame, act: Callable[[Unity, BehaviorReport], BehaviorActions] = zeros) -> Frame:
+    """The next frame."""
+    return unity.step({report.behavior: act(unity, report) for report in frame if report.decisions is not None})
+
+
+def play(unity: Unity, steps: int, act: Callable[[Unity, BehaviorReport], BehaviorActions] = zeros) -> list[Frame]:
+    """The frames of a reset and of so many steps."""
+    frames = [unity.reset({}, 7)]
+    for _ in range(steps):
+        frames.append(step(unity, frames[-1], act))
+    return frames
+
+
+class Judge:
+    """Reads frames as the trainer does, by the rules of the project's own protocol."""
+
+    def __init__(self, unity: Unity) -> None:
+        self._unity = unity
+        self._sequence = 0
+        self.watch = Watch()
+
+    def read(self, frames: Sequence[Frame]) -> None:
+        """Frames of one reset."""
+        self.watch.reset()
+        for frame in frames:
+            self.watch.specs = dict(self._unity.behaviors())
+            assert self.watch.read(Step(sequence=self._sequence, reports=tuple(frame))), self.watch.findings
+            self._sequence += 1
+
+
+def heard(path: Path, kind: str) -> list[dict[str, Any]]:
+    """What a player heard of a kind, without the kind."""
+    said = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in one.items() if k != "heard"} for one in said if one["heard"] == kind]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row on which nobody listens."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except (OSError, OverflowError):
+                continue
+        return int(first)
+    raise AssertionError(f"no {count} free ports in a row")
+
+
+class Bridges:
+    """Makes bridges, and closes them at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+
+    def __call__(self, path: Path | None, **options: Any) -> Unity:
+        unity = make_unity(**({"areas": 1, "port": 0, "path": None if path is None else str(path)} | options))
+        self._stack.callback(unity.close)
+        return unity
+
+    def played(self, *options: str, **engine: Any) -> tuple[Unity, Background]:
+        """A bridge that waits as for the editor, and a player in a thread that calls it."""
+        unity = make_unity(**({"areas": 1, "port": 0} | engine))
+        player = Background(self._folder, unity._calls.port, *options)
+        self._stack.callback(player.join, LONG_S)
+        self._stack.callback(unity.close)
+        return unity, player
+
+    def by_hand(self, **options: Any) -> tuple[Unity, Doll]:
+        """A bridge that waits as for the editor, and a player by hand."""
+        unity = make_unity(**({"areas": 1, "port": 0} | options))
+        doll = self._stack.enter_context(player_by_hand(unity._calls.port))
+        self._stack.callback(unity.close)
+        return unity, doll
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Doll:
+    """A player by hand, of one behavior `Doll?team=0` that sees a number and has one continuous action."""
+
+    def __init__(self, channel: Any, pool: ThreadPoolExecutor) -> None:
+        self._exchange: Any = channel.unary_unary(METHOD)
+        self._pool = pool
+
+    def call(self, message: Any) -> Any:
+        """A call that is under way; `result(timeout)` is the answer's bytes."""
+        return self._exchange.future(message.SerializeToString(), wait_for_ready=True)
+
+    def ask(self, message: Any) -> Any:
+        """The trainer's answer."""
+        return Message.FromString(self.call(message).result(LONG_S))
+
+    def meanwhile(self, work: Callable[[], Any]) -> Future[Any]:
+        """Does what waits for this player, on another thread."""
+        return self._pool.submit(work)
+
+    def begin(self, unity: Unity, parameters: Mapping[str, float] | None = None) -> Frame:
+        """From the introduction to the first decision, whose call is open at the return."""
+        waiting = self.meanwhile(lambda: unity.reset(parameters or {}, 7))
+        self.ask(introduction())
+        assert self.ask(message()).unity_input.rl_input.command == 1
+        self.open = self.call(agents(known=True))
+        frame: Frame = waiting.result(LONG_S)
+        return frame
+
+
+@contextmanager
+def player_by_hand(port: int) -> Iterator[Doll]:
+    """Yields: one with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    with ThreadPoolExecutor(1) as pool, grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield Doll(channel, pool)
+
+
+def message(status: int = 200, said: str = "") -> Any:
+    """A message with nothing but its header."""
+    made = Message()
+    made.header.status, made.header.message = status, said
+    return made
+
+
+def introduction(version: str = "1.5.0") -> Any:
+    """The first message."""
+    made = message()
+    told = made.unity_output.rl_initialization_output
+    told.name, told.communication_version, told.package_version = "Doll", version, "4.0.0"
+    return made
+
+
+def agents(*, known: bool = False, count: int = 1, seen: float = 0.5) -> Any:
+    """A message with agents that want a decision. Args: known: the behavior is told of, too."""
+    made = message()
+    if known:
+        brain = made.unity_output.rl_initialization_output.brain_parameters.add(brain_name="Doll?team=0")
+        brain.action_spec.num_continuous_actions = 1
+    infos = made.unity_output.rl_output.agentInfos["Doll?team=0"]
+    for number in range(count):
+        one = infos.value.add(id=number).observations.add(shape=[1], dimension_properties=[1], name="seen")
+        one.float_data.data.append(seen)
+    return made
