@@ -107,12 +107,20 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
         lessons = value.curriculum if isinstance(value, Curriculum) else ()
         for number, lesson in enumerate(lessons):
             criteria = lesson.completion_criteria
-            if criteria is not None and criteria.behavior not in settings.behaviors:
-                place: Path = ("environment_parameters", parameter, "curriculum", number, "completion_criteria")
+            if criteria is None:
+                continue
+            place: Path = ("environment_parameters", parameter, "curriculum", number, "completion_criteria")
+            if criteria.behavior not in settings.behaviors:
                 yield Conflict(
                     paths=((*place, "behavior"),),
                     text=f"got behavior {criteria.behavior!r}; expected one of {', '.join(settings.behaviors)}; "
                     + (did_you_mean(criteria.behavior, settings.behaviors) or "name a behavior of this file"),
+                )
+            elif criteria.measure == "rating" and settings.behaviors[criteria.behavior].self_play is None:
+                yield Conflict(
+                    paths=((*place, "measure"),),
+                    text=f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
+                    "is rated; measure reward or progress, or write self_play below it",
                 )
 
 

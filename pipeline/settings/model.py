@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.coordination.settings import Mode
@@ -10,7 +12,7 @@ from pipeline.settings.conflicts import Conflicts, conflicts, threaded
 from pipeline.settings.environment import CheckpointSettings, EngineSettings, EnvironmentSettings, TorchSettings
 from pipeline.settings.parameters import EnvironmentParameter
 from pipeline.settings.pipeline import PipelineSettings
-from pipeline.settings.simulators import SimulatorSettings
+from pipeline.settings.simulators import Option, SimulatorSettings
 
 
 class Settings(BaseModel):
@@ -24,7 +26,7 @@ class Settings(BaseModel):
         checkpoint_settings: ML-Agents' section.
         torch_settings: ML-Agents' section.
         debug: log more.
-        simulators: what to launch; empty waits for simulators to dial in.
+        simulators: what to launch; see `launched` where it is empty.
         pipeline: how the services work together.
     """
 
@@ -64,9 +66,34 @@ class Settings(BaseModel):
         return self.env_settings.seed
 
     @property
-    def reset_parameters(self) -> dict[str, float]:
-        """The environment parameters that are plain numbers, as a Reset carries them."""
-        return {name: value for name, value in self.environment_parameters.items() if isinstance(value, float)}
+    def launched(self) -> tuple[SimulatorSettings, ...]:
+        """What the supervisor launches; without an entry, whoever dials in at `pipeline.address` plays.
+
+        `simulators`, and the Unity players of `env_settings`. A file of ML-Agents that has neither waits for the
+        editor's Play button, unless it says where other simulators are to dial in.
+        """
+        if self.env_settings.env_path is not None:
+            return (*self.simulators, self._unity(self.env_settings.num_envs))
+        if not self.simulators and "address" not in self.pipeline.model_fields_set:
+            return (self._unity(1),)
+        return self.simulators
+
+    def _unity(self, count: int) -> SimulatorSettings:
+        own, engine = self.env_settings, self.engine_settings
+        options: dict[str, Option] = {
+            "arguments": shlex.join(own.env_args or ()),
+            "timeout_s": float(own.timeout_wait),
+            "width": engine.width,
+            "height": engine.height,
+            "quality_level": engine.quality_level,
+            "time_scale": engine.time_scale,
+            "target_frame_rate": engine.target_frame_rate,
+            "capture_frame_rate": engine.capture_frame_rate,
+            "no_graphics": engine.no_graphics,
+        }
+        if own.env_path is not None:
+            options |= {"path": own.env_path, "port": own.base_port}
+        return SimulatorSettings(name="unity", count=count, areas=own.num_areas, options=options)
 
     def budget(self, name: str) -> int:
         """Most steps of behavior `name` in flight: (1 + overlap) x `buffer_size`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pipeline.settings.document import Entry
@@ -12,6 +12,8 @@ from pipeline.settings.problems import Place, Problem
 COMMAND_LINE: Final = "command line"
 _OLD_RATIO: Final = "play_against_current_self_ratio"
 _RATIO: Final = "play_against_latest_model_ratio"
+OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-device", "export": "--no-export"}
+"""Options whose keys have other names."""
 _LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
 
 
@@ -27,6 +29,8 @@ class Overrides:
         resume: go on with the run of this id.
         force: replace the run of this id.
         inference: act without learning.
+        deterministic: of every behavior's network_settings.
+        sections: further keys by section; the option of a key has its name, unless `OPTIONS` has another.
     """
 
     max_steps: int | None = None
@@ -36,6 +40,13 @@ class Overrides:
     resume: bool | None = None
     force: bool | None = None
     inference: bool | None = None
+    deterministic: bool | None = None
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def option(key: str) -> str:
+    """The command line's word for a key of a section, as `mlagents-learn` has it."""
+    return OPTIONS.get(key) or "--" + key.replace("_", "-")
 
 
 def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Problem]]:
@@ -105,6 +116,7 @@ def _name_lessons(parameter: Entry) -> None:
 def _override(root: Entry, overrides: Overrides) -> None:
     for behavior in _section(root.mapping, "behaviors").values():
         _set(behavior, "max_steps", "--max-steps", overrides.max_steps)
+        _set_in(behavior, "network_settings", "deterministic", "--deterministic", overrides.deterministic)
     _set_in(root, "env_settings", "seed", "--seed", overrides.seed)
     _set_in(root, "checkpoint_settings", "run_id", "--run-id", overrides.run_id)
     _set_in(root, "checkpoint_settings", "results_dir", "--results-dir", overrides.results_dir)
@@ -112,15 +124,23 @@ def _override(root: Entry, overrides: Overrides) -> None:
     _set_in(root, "checkpoint_settings", "resume", "--resume", False if force and resume is None else resume)
     _set_in(root, "checkpoint_settings", "force", "--force", False if resume and force is None else force)
     _set_in(root, "checkpoint_settings", "inference", "--inference", overrides.inference)
+    for section, values in overrides.sections.items():
+        for key, value in values.items():
+            _set_in(root, section, key, option(key), value)
 
 
-def _set_in(root: Entry, section: str, key: str, option: str, value: Any) -> None:
+def _set_in(root: Entry, section: str, key: str, said: str, value: Any) -> None:
     if value is not None:
-        place = Place(file=COMMAND_LINE, line=None, path=(option,))
-        _set(root.mapping.setdefault(section, Entry(value={}, place=place, text="a mapping")), key, option, value)
+        place = Place(file=COMMAND_LINE, line=None, path=(said,))
+        _set(root.mapping.setdefault(section, Entry(value={}, place=place, text="a mapping")), key, said, value)
 
 
-def _set(entry: Entry, key: str, option: str, value: Any) -> None:
+def _set(entry: Entry, key: str, said: str, value: Any) -> None:
     if value is not None:
-        place = Place(file=COMMAND_LINE, line=None, path=(option,))
-        entry.mapping[key] = Entry(value=value, place=place, text=repr(value))
+        entry.mapping[key] = _written(value, Place(file=COMMAND_LINE, line=None, path=(said,)))
+
+
+def _written(value: Any, place: Place) -> Entry:
+    if isinstance(value, list):
+        return Entry(value=[_written(one, place) for one in value], place=place, text="a list")
+    return Entry(value=value, place=place, text=repr(value))

@@ -1,10 +1,20 @@
-"""Environment parameters: numbers, samplers, and curricula of lessons, in ML-Agents' words."""
+"""Environment parameters: numbers, samplers, and curricula of lessons, in ML-Agents' words.
+
+When a lesson ends is said in `pipeline/coordination/lessons.py`. Other than in ML-Agents, a measure is taken after
+each update, not at each step; only episodes that began in the lesson count; smoothing begins with the first measure,
+not with 0; where `min_lesson_length` is 0, a mean is of up to 100 episodes, not of the last one; a change of lesson
+makes the episodes of its own behavior count anew, not those of all; and `rating` is a measure too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from pipeline.coordination import lessons
+from pipeline.messages import simulator
 
 
 class _Model(BaseModel):
@@ -70,6 +80,11 @@ class UniformSampler(_Model):
     sampler_type: Literal["uniform"]
     sampler_parameters: UniformParameters = UniformParameters()
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Least and greatest value."""
+        return self.sampler_parameters.min_value, self.sampler_parameters.max_value
+
 
 class GaussianSampler(_Model):
     """Draws from a normal distribution."""
@@ -77,12 +92,22 @@ class GaussianSampler(_Model):
     sampler_type: Literal["gaussian"]
     sampler_parameters: GaussianParameters = GaussianParameters()
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Mean and standard deviation."""
+        return self.sampler_parameters.mean, self.sampler_parameters.st_dev
+
 
 class MultiRangeUniformSampler(_Model):
     """Draws from several ranges."""
 
     sampler_type: Literal["multirangeuniform"]
     sampler_parameters: MultiRangeUniformParameters = MultiRangeUniformParameters()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Least and greatest value of each range."""
+        return tuple(value for interval in self.sampler_parameters.intervals for value in interval)
 
 
 Sampler = Annotated[UniformSampler | GaussianSampler | MultiRangeUniformSampler, Field(discriminator="sampler_type")]
@@ -108,20 +133,27 @@ class CompletionCriteria(_Model):
     """When a lesson is done.
 
     Attributes:
-        measure: `reward`: mean return of recent episodes; `progress`: share of `max_steps` done.
+        measure: `reward`: mean return of the last `min_lesson_length` episodes, of up to 100 where that is 0;
+            `progress`: share of `max_steps` done; `rating`: Elo of the learner under self-play, with more than two
+            teams its mu. ML-Agents' word `Elo` is accepted for it.
         behavior: whose.
-        signal_smoothing: average the measure with its last value.
+        signal_smoothing: a mean return counts 0.75, what was measured before 0.25.
         min_lesson_length: episodes before the lesson may end.
         threshold: the lesson is done above it.
         require_reset: all agents start new episodes with the next lesson.
     """
 
-    measure: Literal["reward", "progress"] = "reward"
+    measure: lessons.Measure = "reward"
     behavior: str
     signal_smoothing: bool = True
     min_lesson_length: int = Field(default=0, ge=0)
     threshold: float = 0.0
     require_reset: bool = False
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _other_word(cls, measure: object) -> object:
+        return "rating" if measure in ("Elo", "elo", "ELO") else measure
 
     @model_validator(mode="after")
     def _share(self) -> CompletionCriteria:
@@ -170,3 +202,43 @@ EnvironmentParameter = Annotated[
     Annotated[float, Tag("number")] | Annotated[Sampler, Tag("sampler")] | Annotated[Curriculum, Tag("curriculum")],
     Discriminator(_kind),
 ]
+
+
+def in_lessons(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple[float | simulator.Sampler, ...]]:
+    """By parameter name, its value in each lesson: what stepping tells simulators."""
+    found = {}
+    for name, one in parameters.items():
+        values = [lesson.value for lesson in one.curriculum] if isinstance(one, Curriculum) else [one]
+        found[name] = tuple(map(_value, values))
+    return found
+
+
+def curricula(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple[lessons.Lesson, ...]]:
+    """By parameter name, the lessons of those that have more than one: what coordination decides on."""
+    return {
+        name: tuple(map(_lesson, one.curriculum))
+        for name, one in parameters.items()
+        if isinstance(one, Curriculum) and len(one.curriculum) > 1
+    }
+
+
+def _value(value: float | Sampler) -> float | simulator.Sampler:
+    if isinstance(value, float):
+        return value
+    return simulator.Sampler(kind=value.sampler_type, values=value.values)
+
+
+def _lesson(lesson: Lesson) -> lessons.Lesson:
+    value, criteria = lesson.value, lesson.completion_criteria
+    shown = f"{value:g}" if isinstance(value, float) else f"{value.sampler_type}{value.values}"
+    if criteria is None:
+        return lessons.Lesson(name=lesson.name, value=shown)
+    criterion = lessons.Criterion(
+        measure=criteria.measure,
+        behavior=criteria.behavior,
+        threshold=criteria.threshold,
+        smoothed=criteria.signal_smoothing,
+        episodes=criteria.min_lesson_length,
+        resets=criteria.require_reset,
+    )
+    return lessons.Lesson(name=lesson.name, value=shown, criterion=criterion)

@@ -69,6 +69,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         leave_cores_to_learners: assembly, coordination and monitor keep off as many processor cores as the learners
             have threads, where any are left (Linux). Stepping, learners and simulators may run on all.
         stop_timeout_s: seconds a service has to stop in order.
+        export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
+            `onnx` is installed.
     """
 
     transport: TransportName = "auto"
@@ -79,3 +81,4 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     torch_threads: ThreadSettings = ThreadSettings()
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)
+    export: bool = True

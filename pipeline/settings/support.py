@@ -1,36 +1,31 @@
-"""What can be written in a configuration and not be run yet."""
+"""What can be written in a configuration and not be had here."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from typing import Final
 
-from pipeline.settings.behavior import BehaviorSettings
+from pipeline.errors import SettingsError
 from pipeline.settings.model import Settings
+from pipeline.settings.parameters import Curriculum
+from pipeline.simulation.unity_build import find_build
 
-
-def unsupported(settings: Settings) -> list[str]:
-    """What this version can not train, one line for each; empty if it can train all of it."""
-    lines = [f"behaviors.{name}.{what}" for name, b in settings.behaviors.items() for what in _of_behavior(b)]
-    lines += [
-        f"environment_parameters.{name}: samplers and curricula"
-        for name, value in settings.environment_parameters.items()
-        if not isinstance(value, float)
-    ]
-    if settings.env_settings.env_path is not None:
-        lines.append("env_settings.env_path: Unity players; list a command under simulators")
-    if settings.checkpoint_settings.initialize_from is not None:
-        lines.append("checkpoint_settings.initialize_from: weights of another run")
-    return lines
+_BY_HAND: Final = {"unity": ("the Unity editor: press Play", 5004), "godot": ("a Godot game: start it", 11008)}
+"""What somebody starts where no path is given, and the port it calls."""
 
 
 def without_effect(settings: Settings) -> list[str]:
     """What was written and changes nothing here, one line for each."""
     lines = []
-    if settings.engine_settings.model_fields_set:
-        lines.append("engine_settings: belong to Unity players")
-    if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
-        lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
+    if not any(simulator.name == "unity" for simulator in settings.launched):
+        if settings.engine_settings.model_fields_set:
+            lines.append("engine_settings: belong to Unity players")
+        if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
+            lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
+    if settings.debug:
+        lines.append("debug: the files in logs/ hold all there is")
+    if settings.torch_settings.device not in (None, "cpu"):
+        lines.append(f"torch_settings.device {settings.torch_settings.device}: this version trains on the processor")
     for name, behavior in settings.behaviors.items():
         parameters = behavior.hyperparameters
         if behavior.time_horizon > parameters.buffer_size:
@@ -44,24 +39,35 @@ def without_effect(settings: Settings) -> list[str]:
                 f"behaviors.{name}.network_settings.memory.sequence_length {memory.sequence_length}: "
                 f"sequences end with their segment, after time_horizon {behavior.time_horizon}"
             )
+    for name, parameter in settings.environment_parameters.items():
+        last = parameter.curriculum[-1] if isinstance(parameter, Curriculum) else None
+        if last is not None and last.completion_criteria is not None:
+            lines.append(f"environment_parameters.{name}: completion_criteria of the last lesson {last.name!r}")
     return lines
 
 
-def _of_behavior(behavior: BehaviorSettings) -> Iterator[str]:
-    if behavior.behavioral_cloning is not None:
-        yield "behavioral_cloning: imitation of demonstrations"
-    if behavior.init_path is not None:
-        yield "init_path: weights of another run"
-    for name in behavior.reward_signals.named():
-        if name != "extrinsic":
-            yield f"reward_signals.{name}: reward signals other than extrinsic"
+def started_by_hand(settings: Settings) -> list[str]:
+    """Games that somebody has to start, one line for each."""
+    lines = []
+    for one in settings.launched:
+        known = _BY_HAND.get(one.name or "")
+        if known is not None and "path" not in one.options:
+            lines.append(f"waits for {known[0]} (port {one.options.get('port', known[1])})")
+    return lines
 
 
 def not_here(settings: Settings) -> list[str]:
     """Programs of simulators that this machine does not have, one line for each."""
     commands = [simulator.command[0] for simulator in settings.simulators if simulator.command is not None]
-    return [
+    lines = [
         f"simulators: command {program!r}, which is no program here: give its path, or start it by hand"
         for program in dict.fromkeys(commands)
         if shutil.which(program) is None
     ]
+    for one in settings.launched:
+        if one.name == "unity" and "path" in one.options:
+            try:
+                find_build(str(one.options["path"]))
+            except SettingsError as error:
+                lines.append(str(error))
+    return lines

@@ -105,6 +105,7 @@ behaviors:
       opponents:
         - checkpoint: results/old/A
           weight: 0.5
+        - scripted: keeper
 env_settings:
   env_path: builds/ball.x86_64
   env_args:
@@ -207,6 +208,7 @@ pipeline:
     stepping: 3
   leave_cores_to_learners: false
   stop_timeout_s: 10.0
+  export: false
 """
 
 

@@ -35,14 +35,16 @@ pipeline: {mode: lockstep}
     ]
 
 
-def test_a_file_that_can_not_be_trained_yet_is_valid_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "behaviors: {A: {init_path: x, self_play: {play_against_current_self_ratio: 0.2}}}"
+def test_a_valid_file_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "behaviors: {A: {self_play: {play_against_current_self_ratio: 0.2}}}\n"
+        "environment_parameters: {size: {sampler_type: uniform}}\n"
+        "pipeline: {address: 'tcp://127.0.0.1:0'}"
+    )
     path = _file(tmp_path, text)
     assert main([path]) == 0
     out = capsys.readouterr().out
-    assert f"{path}: valid; not trained by this version:\n  behaviors.A.init_path: weights of another run\n" in out
+    assert f"{path}: valid\nmode: overlap" in out
     assert "simulators: none to launch; waits for them at tcp://127.0.0.1:0" in out
     assert f"notice: {path}:1: " in out
 

@@ -8,7 +8,7 @@ import pytest
 from settings_texts import loaded, only_problem, problems
 
 from pipeline.errors import SettingsError
-from pipeline.settings import Overrides, load, read, unsupported, without_effect
+from pipeline.settings import Overrides, load, read, without_effect
 from pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
 
 
@@ -149,7 +149,7 @@ def test_environment_parameters_are_numbers_samplers_and_curricula() -> None:
         """
     ).settings
     parameters = settings.environment_parameters
-    assert settings.reset_parameters == {"mass": 3.0}
+    assert parameters["mass"] == 3.0
     assert isinstance(parameters["gravity"], UniformSampler)
     assert isinstance(parameters["size"], MultiRangeUniformSampler)
     assert isinstance(parameters["wall"], Curriculum)
@@ -219,35 +219,11 @@ def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_can_not_be_trained_yet_is_valid_and_listed() -> None:
-    settings = loaded(
-        """
-        behaviors:
-          A:
-            trainer_type: poca
-            self_play: {opponents: [{checkpoint: elsewhere}]}
-            behavioral_cloning: {demo_path: a.demo}
-            init_path: x
-            reward_signals: {gail: {demo_path: a.demo}, curiosity: {}, rnd: {}}
-        environment_parameters: {mass: 3, size: {sampler_type: uniform}}
-        env_settings: {env_path: ./player}
-        checkpoint_settings: {initialize_from: earlier}
-        """
-    ).settings
-    assert [line.split(": ")[0] for line in unsupported(settings)] == [
-        "behaviors.A.behavioral_cloning",
-        "behaviors.A.init_path",
-        "behaviors.A.reward_signals.gail",
-        "behaviors.A.reward_signals.curiosity",
-        "behaviors.A.reward_signals.rnd",
-        "environment_parameters.size",
-        "env_settings.env_path",
-        "checkpoint_settings.initialize_from",
-    ]
-
-
 def test_what_has_no_effect_is_listed() -> None:
-    text = "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_envs: 2}"
+    text = (
+        "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_envs: 2}\n"
+        "simulators: [{name: goal}]"
+    )
     lines = without_effect(loaded(text).settings)
     assert [line.split(":")[0] for line in lines] == [
         "engine_settings",

@@ -88,7 +88,7 @@ def test_defaults_need_not_be_complete() -> None:
 
 def test_sac_is_refused_by_name() -> None:
     line = only_problem("behaviors: {A: {trainer_type: sac}}")
-    assert "got 'sac', which is not offered; expected ppo or poca; write ppo" in line
+    assert "got 'sac', which is not offered; expected ppo, poca or bc; write ppo" in line
 
 
 def test_a_minibatch_must_fit_into_the_buffer() -> None:
@@ -200,8 +200,8 @@ def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
         ("{name: goal, command: [x]}", "got name and command together"),
         (
             "{name: gaol}",
-            "got 'gaol'; expected one of balance, crowd, duel, goal, goals, rooms, scramble, soccer, tag, gymnasium, "
-            "pettingzoo; did you mean goal?",
+            "got 'gaol'; expected one of balance, crowd, duel, goal, goals, key-door, rooms, scramble, soccer, tag, "
+            "gymnasium, unity, pettingzoo, godot; did you mean goal?",
         ),
         ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),
         ("{name: goal, options: {discrete: 1}}", "got 1 for the option discrete of goal; expected true or false"),
