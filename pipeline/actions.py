@@ -35,8 +35,15 @@ def previous_features(
         continuous: [B, C] raw samples.
         discrete: [B, D] choices.
     """
-    shown = np.zeros((len(continuous), actions.continuous + actions.mask_size), np.float32)
-    shown[:, : actions.continuous] = to_environment(continuous)
+    return shown_features(actions, to_environment(continuous), discrete)
+
+
+def shown_features(
+    actions: ActionSpec, executed: NDArray[np.float32], discrete: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """As `previous_features`, of continuous actions as simulators get them."""
+    shown = np.zeros((len(executed), actions.continuous + actions.mask_size), np.float32)
+    shown[:, : actions.continuous] = executed
     first_D = actions.continuous + np.cumsum((0, *actions.discrete))[: len(actions.discrete)]
     np.put_along_axis(shown, first_D + discrete, 1.0, 1)
     return shown

@@ -26,7 +26,7 @@ from pipeline import logs
 from pipeline.errors import CAN_NOT_START, UNUSABLE, SparringError, first_failure
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
-_TAIL: Final = 2000
+_TAIL: Final = 8192
 
 
 class Hosted(Protocol):

@@ -13,6 +13,9 @@ from pipeline.errors import SettingsError, SparringError
 COMMANDS: Final = {
     "train": "train from a configuration",
     "evaluate": "play episodes with a checkpoint and say how good it is",
+    "export": "write trained policies to files for games and other programs",
+    "record": "record episodes of a simulator as demonstrations",
+    "demo": "show what recorded episodes hold",
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "status": "show how a run stands",

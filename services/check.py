@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from pipeline.errors import SettingsError
-from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, unsupported, without_effect
+from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
 
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         args: as `add_arguments` declares them.
 
     Returns:
-        0 if the file is valid, also where it asks for what this version does not train; else 1.
+        0 if the file is valid, else 1.
     """
     try:
         loaded = read(args.config)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     lines = [*summary(loaded.settings), *(f"notice: {notice}" for notice in loaded.notices)]
-    sys.stdout.write("\n".join([f"{args.config}: {_verdict(loaded.settings)}", *lines]) + "\n")
+    sys.stdout.write("\n".join([f"{args.config}: valid", *lines]) + "\n")
     return 0
 
 
@@ -50,9 +50,9 @@ def summary(settings: Settings) -> Iterator[str]:
     yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
     for name, behavior in settings.behaviors.items():
         yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
-    for simulator in settings.simulators:
+    for simulator in settings.launched:
         yield f"simulator: {_simulator(simulator)}"
-    if not settings.simulators:
+    if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
     for line in not_here(settings):
         yield f"not found: {line}"
@@ -67,11 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(parser.parse_args(argv))
 
 
-def _verdict(settings: Settings) -> str:
-    missing = unsupported(settings)
-    return "\n  ".join(["valid; not trained by this version:", *missing]) if missing else "valid"
-
-
 def _behavior(behavior: BehaviorSettings) -> str:
     parameters = behavior.hyperparameters
     return (
@@ -83,6 +78,9 @@ def _behavior(behavior: BehaviorSettings) -> str:
 def _simulator(simulator: SimulatorSettings) -> str:
     if simulator.command is not None:
         return f"{simulator.count} x {' '.join(simulator.command)}"
+    if simulator.name == "unity":
+        build = simulator.options.get("path")
+        return f"{simulator.count} x Unity build {build}" if build else "the Unity editor, when Play is pressed"
     options = "".join(f", {key} {value}" for key, value in simulator.options.items())
     areas = "1 area" if simulator.areas == 1 else f"{simulator.areas} areas"
     return f"{simulator.count} x {simulator.name} with {areas}{options}"

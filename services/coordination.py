@@ -2,8 +2,8 @@
 
 consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners; under self-play
                PolicyWeights from the policy boards
-produces       Segments on "updates:NAME"; permits, cuts, the assignment of opponents and the state of the run on its
-               board; the weights of ghosts on the board "ghosts"
+produces       Segments on "updates:NAME"; permits, cuts, the assignment of opponents, the lessons of environment
+               parameters and the state of the run on its board; the weights of ghosts on the board "ghosts"
 waits for      segments; credit for updates while a learner is busy and its queue is full
 unblocked by   the next segments, a learner's acknowledgement, a published update
 
@@ -21,12 +21,14 @@ from typing import Any
 
 import anyio
 
-from pipeline.coordination.ghosts import Ghosts, elsewhere, opponents_of
+from pipeline.coordination.ghosts import Ghosts, elsewhere
 from pipeline.coordination.ledger import Ledger
-from pipeline.coordination.route import LAST_EPISODES, Route
+from pipeline.coordination.opponents import Elsewhere, opponents_of
+from pipeline.coordination.route import LAST_EPISODES, Route, read_state
 from pipeline.coordination.self_play import SelfPlay
+from pipeline.coordination.teaching import Teaching
 from pipeline.coordination.tournament import Tournament
-from pipeline.errors import Closed, ServiceError
+from pipeline.errors import Closed
 from pipeline.files import write_atomically
 from pipeline.messages.service import (
     BehaviorSpecs,
@@ -41,6 +43,7 @@ from pipeline.messages.service import (
 )
 from pipeline.queues.interface import Board, Subscription
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
+from pipeline.settings.parameters import curricula
 from pipeline.specs import BehaviorSpec
 
 STATE_FILE = "coordination.json"
@@ -57,13 +60,22 @@ class Coordination:
         board: of the service.
         routes: by behavior name.
         ghosts: self-play, if there is any.
+        teaching: lessons of environment parameters, if there are any.
     """
 
-    def __init__(self, context: Context, board: Board, routes: dict[str, Route], ghosts: Ghosts | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        board: Board,
+        routes: dict[str, Route],
+        ghosts: Ghosts | None = None,
+        teaching: Teaching | None = None,
+    ) -> None:
         self._context = context
         self._board = board
         self.routes = routes
         self._ghosts = ghosts
+        self.teaching = Teaching({}, {}, None) if teaching is None else teaching
         self._assigned = 0
         self._late = False
         self._specs: dict[str, BehaviorSpec] = {}
@@ -131,14 +143,17 @@ class Coordination:
         self._log_incidents(route)
         if unrecorded := route.ledger.unrecorded - unrecorded:
             self._context.log.warning("books_behind_weights", behavior=route.name, start=state.start, steps=unrecorded)
-        route.done = state.done
+        route.done, route.latest = state.done, state.latest
+        for line in self.teaching.learned(state, self.routes):
+            self._context.log.info("lesson", **line, notice=True)
         self.publish()
 
     # ---------------------------------------------------------------- what is said
 
     def publish(self) -> None:
-        """Publishes the assignment, the permits and cuts that follow from the ledgers, and the end of the run."""
+        """Publishes assignment and lessons, the permits and cuts that follow from the ledgers, and the run's end."""
         self._assign()
+        self.teaching.publish(self._board, self.save)
         permits: dict[str, dict[str, Permit]] = {source: {} for source in self._sources.values()}
         cuts = False
         for name, route in self.routes.items():
@@ -149,9 +164,11 @@ class Coordination:
                 continue  # who plays with these weights is not decided yet
             for source, permit in route.ledger.permits().items():
                 if source in permits:
-                    permits[source][name] = replace(permit, assignment=self._assigned)
+                    permits[source][name] = replace(permit, assignment=self._assigned, lessons=self.teaching.told)
         for source, granted in permits.items():
-            said = tuple((name, one.serial, one.version, one.assignment) for name, one in sorted(granted.items()))
+            said = tuple(
+                (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
+            )
             if self._said.get(source) != said:
                 self._said[source] = said
                 self._board.publish(f"permits:{start_name(source)}", Permits(source=source, behaviors=granted))
@@ -204,9 +221,7 @@ class Coordination:
             routed={name: route.steps for name, route in routes.items()},
             versions={name: route.ledger.version for name, route in routes.items()},
             reward_mean_last100={
-                name: sum(route.last_returns) / len(route.last_returns)
-                for name, route in routes.items()
-                if route.last_returns
+                name: route.reward_mean for name, route in routes.items() if route.reward_mean is not None
             },
             episodes={name: route.episodes for name, route in routes.items()},
             ratings={} if self._ghosts is None else self._ghosts.ratings(),
@@ -217,14 +232,8 @@ class Coordination:
         self._board.publish("run", self.state())
         registry = self._context.registry
         for name, route in self.routes.items():
-            books = route.ledger.books()
-            for term in ("produced", "trained", "ghost", "stale", "lost", "open"):
-                registry.gauge(f"books.{term}/{name}", getattr(books, term))
-            registry.gauge(f"in_flight/{name}", route.ledger.in_flight)
-            registry.gauge(f"budget/{name}", route.ledger.budget)
-            registry.gauge(f"episodes/{name}", route.episodes)
-            if route.last_returns:
-                registry.gauge(f"reward_mean_last100/{name}", sum(route.last_returns) / len(route.last_returns))
+            for gauge, value in (*route.gauges(), *self.teaching.gauges(name)):
+                registry.gauge(gauge, value)
             self._context.note_receiver(f"segments:{name}", route.receiver)
             self._context.note_sender(f"updates:{name}", route.sender)
         if self._ghosts is not None:
@@ -243,18 +252,12 @@ class Coordination:
     def save(self) -> None:
         """Writes the books, then acknowledges to assembly what the learners have acknowledged."""
         counts = {name: route.releasable for name, route in self.routes.items()}
-        plain = {
-            name: {
-                "ledger": route.ledger.to_plain(),
-                "taken": route.taken,
-                "episodes": route.episodes,
-                "last_returns": list(route.last_returns),
-            }
-            for name, route in self.routes.items()
+        state = {
+            "behaviors": {name: route.to_plain() for name, route in self.routes.items()},
+            "self_play": None if self._ghosts is None else self._ghosts.keep(),
+            "lessons": self.teaching.to_plain(),
         }
-        ghosts = None if self._ghosts is None else self._ghosts.keep()
-        state = json.dumps({"behaviors": plain, "self_play": ghosts})
-        write_atomically(self._path, state.encode(), durable=False)
+        write_atomically(self._path, json.dumps(state).encode(), durable=False)
         for name, count in counts.items():
             self.routes[name].release(count)
 
@@ -264,25 +267,15 @@ class Coordination:
         Raises:
             ServiceError: a loss of power or another hand has spoilt the file.
         """
-        if not self._path.exists():
+        plain = read_state(self._path)
+        if plain is None:
             return
-        try:
-            plain = json.loads(self._path.read_bytes())
-        except ValueError as error:
-            raise ServiceError(
-                f"got {self._path}, which can not be read ({error}); expected the books of this run; "
-                "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
-            ) from error
         if self._ghosts is not None and plain["self_play"] is not None:
             self._ghosts.restore(plain["self_play"])
+        self.teaching.restore(plain.get("lessons"))  # newer than the file may be
         for name, saved in plain["behaviors"].items():
-            route = self.routes.get(name)
-            if route is None:
-                continue
-            route.ledger.restore(saved["ledger"])
-            route.taken_before = route.taken = saved["taken"]
-            route.episodes = saved["episodes"]
-            route.last_returns.extend(saved["last_returns"])
+            if name in self.routes:
+                self.routes[name].restore(saved)
         self._context.log.info("books_restored", behaviors=sorted(plain["behaviors"]))
 
     def close_former_run(self) -> None:
@@ -311,6 +304,7 @@ class Coordination:
             for learner, score in self._ghosts.results(segments.source, route.name, segments.results):
                 self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
         self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
+        self.teaching.count(segments)
         returns = segments.episodes.returns
         route.last_returns.extend(returns[-LAST_EPISODES:].tolist())
         route.episodes += len(returns)
@@ -354,7 +348,8 @@ async def open_ghosts(context: Context) -> Ghosts | None:
     directory = context.run.directory
     if playing is not None:
         tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)
-        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, len(playing.players))), board)
+        players = [Elsewhere(label, 1.0) for label in playing.players]
+        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, players)), board)
     behaviors = {name: settings.behaviors[name] for name in names}
     others = opponents_of(directory)
     rules = SelfPlay(
@@ -365,7 +360,7 @@ async def open_ghosts(context: Context) -> Ghosts | None:
         lockstep=settings.overlap == 0,
         elsewhere=others,
     )
-    return Ghosts(rules, directory, elsewhere(directory, {name: len(own) for name, own in others.items()}), board)
+    return Ghosts(rules, directory, elsewhere(directory, others), board)
 
 
 async def run(context: Context) -> None:
@@ -375,11 +370,17 @@ async def run(context: Context) -> None:
     if playing is not None and playing.players:
         refuse_restart(context)
     ghosts = await open_ghosts(context)
-    coordination = Coordination(context, board, await open_routes(context), ghosts)
+    settings = context.run.settings
+    max_steps = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
+    teaching = Teaching(curricula(settings.environment_parameters), max_steps, ghosts)
+    coordination = Coordination(context, board, await open_routes(context), ghosts, teaching)
+    if playing is not None:  # in the lessons that the run has come to whose checkpoints play
+        teaching.restore((read_state(context.run.directory.parent / STATE_FILE) or {}).get("lessons"))
     coordination.restore()
     if context.run.resumed and context.first:
         coordination.close_former_run()
     coordination.publish_cuts()
+    teaching.publish(board, coordination.save)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     learners = {name: await context.transport.subscribe(f"learning-{name}") for name in context.run.learners}
     async with anyio.create_task_group() as tasks:
@@ -398,6 +399,8 @@ async def run(context: Context) -> None:
         context.waiting_for = "segments"
         await context.stop.wait()
         tasks.cancel_scope.cancel()
+    for route in coordination.routes.values():
+        route.empty()
     coordination.save()
     coordination.refresh()
     coordination.publish()

@@ -17,9 +17,11 @@ import anyio
 import numpy as np
 
 from pipeline.errors import Closed
-from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.learning.checkpoints import CheckpointFolder, initial_folder, load
 from pipeline.learning.learner import Learner
 from pipeline.learning.report import UpdateReport
+from pipeline.learning.signals.gail import biased
+from pipeline.learning.taken import Taken
 from pipeline.messages.matches import Assignment
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
@@ -54,13 +56,12 @@ class Learning:
         self._recovered_at = context.clock()
         self._next_checkpoint = 0
         self._checkpoint = ""
-        self._seen: dict[tuple[str, str], int] = {}
+        self._taken = Taken()
         self._cut = 0
-        self._taken = 0
         self._training = 0
         self._dropped = 0
-        self._duplicate = 0
         self._said = False
+        self._warned = False
         self._team: int | None = None
 
     async def begin(self, versions_seen: int) -> None:
@@ -69,6 +70,10 @@ class Learning:
         Args:
             versions_seen: highest version that coordination knows of. It may not have heard of the last ones.
         """
+        initial = initial_folder(self._context.run.directory, self._learner.behavior)
+        if initial.exists():
+            self._learner.load_weights(await self._context.compute(partial(load, initial)))
+            self._context.log.info("initialised", checkpoint=str(initial))
         if self._context.run.resumed or not self._context.first:
             await self._go_on(versions_seen)
         every = self._behavior.steps_between_checkpoints
@@ -135,11 +140,12 @@ class Learning:
                 version=learner.version,
                 updates=learner.updates,
                 trained=learner.trained,
-                taken=self._taken,
+                taken=self._taken.steps,
                 training=self._training,
                 buffered=learner.buffered - self._training,
                 stale=learner.stale + self._dropped,
-                duplicate=self._duplicate,
+                duplicate=self._taken.duplicate,
+                latest=self._taken.latest,
                 done=learner.done,
                 checkpoint=self._checkpoint,
                 weights_sha256=learner.weights_sha256 if self._checkpoint else "",
@@ -186,21 +192,11 @@ class Learning:
 
     def _take(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new cut."""
-        if not self._is_new(segments):
+        if not self._taken.is_new(segments):
             return False
         if len(segments.log_probs):
             self._learner.add(segments)
         return self._closes(segments)
-
-    def _is_new(self, segments: Segments) -> bool:
-        """Whether they were not taken before; counts them either way."""
-        key = (segments.origin, segments.source)
-        if segments.sequence <= self._seen.get(key, 0):
-            self._duplicate += len(segments.log_probs)
-            return False
-        self._seen[key] = segments.sequence
-        self._taken += len(segments.log_probs)
-        return True
 
     def _closes(self, segments: Segments) -> bool:
         """Whether they complete a new cut."""
@@ -228,6 +224,8 @@ class Learning:
             self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
         if not self._said:
             self._say_of_groups(report)
+        if report.terminated and not self._warned:
+            self._warn_of_ends()
 
     def _say_of_groups(self, report: UpdateReport) -> None:
         """Says once where algorithm and simulator do not belong together."""
@@ -245,6 +243,19 @@ class Learning:
                 self._context.log.info(
                     "no_groups", cause="every agent is a group of its own, from which poca learns too", notice=True
                 )
+
+    def _warn_of_ends(self) -> None:
+        """Says once that imitation alone pays for staying alive."""
+        self._warned = True
+        signals = self._behavior.reward_signals
+        if signals.gail is not None and biased(signals.extrinsic):
+            self._context.log.warning(
+                "gail_pays_for_staying_alive",
+                cause="its reward is above 0 at every step and nothing else is paid, while episodes here can end: what "
+                "ends one early earns less, demonstrated or not; add the extrinsic signal or behavioral_cloning, or "
+                "let episodes have one length",
+                notice=True,
+            )
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -285,7 +296,7 @@ class Learning:
         self._context.waiting_for = "the other behaviors"
         while True:
             segments = await self._receiver.get()
-            if not self._is_new(segments):
+            if not self._taken.is_new(segments):
                 continue
             self._dropped += len(segments.log_probs)
             if self._closes(segments) or not self._lockstep:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any
 
-from pipeline.coordination.ghosts import OPPONENTS_FILE, PLAYERS_FOLDER
+from pipeline.coordination.ghosts import PLAYERS_FOLDER
+from pipeline.coordination.opponents import OPPONENTS_FILE
 from pipeline.coordination.snapshots import Snapshots
 from pipeline.errors import CheckpointError, SettingsError
 from pipeline.files import write_atomically
-from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
+from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from pipeline.learning.export_policy import trained_policy
 from pipeline.messages.service import PolicyWeights
 from pipeline.settings import Settings
-
-_ACTOR: Final = "actor."
 
 
 def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
@@ -51,9 +52,7 @@ def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
     return PolicyWeights(
         behavior=checkpoint.behavior,
         version=checkpoint.version,
-        arrays={
-            name.removeprefix(_ACTOR): array for name, array in checkpoint.weights.items() if name.startswith(_ACTOR)
-        },
+        arrays=trained_policy(checkpoint).actor.arrays(),
         trained=checkpoint.trained,
         network=json.dumps(checkpoint.description["network_settings"]),
     )
@@ -81,24 +80,64 @@ def write_opponents(directory: Path, settings: Settings) -> None:
         SettingsError: a checkpoint is damaged, not there, or of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
-    known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
     for name, behavior in settings.behaviors.items():
         if behavior.self_play is None:
             continue
-        own = known[name] = dict.fromkeys(known.get(name, ()), 0.0)
+        own = known.setdefault(name, {})
+        for former in own.values():
+            former["weight"] = 0.0
         for opponent in behavior.self_play.opponents:
-            paths = _expanded(Path(opponent.checkpoint), name)
+            if opponent.scripted is not None:
+                entry = {"weight": opponent.weight, "script": opponent.scripted, "path": ""}
+                own[f"simulator/{opponent.scripted}"] = entry
+                continue
+            paths = _expanded(Path(opponent.checkpoint or ""), name, "self_play.opponents")
             for one in paths:
                 checkpoint = load_player(one)
                 label = f"{one.parent.parent.name}/{one.name}"
-                own[label] = opponent.weight / len(paths)
+                if own.get(label, {}).get("path", str(one)) != str(one):  # another run folder of the same name
+                    label = str(one)
+                own[label] = {"weight": opponent.weight / len(paths), "script": "", "path": str(one)}
                 folder.save(replace(actor_of(checkpoint), behavior=name, version=list(own).index(label) + 1))
     if any(known.values()):
         write_atomically(path, json.dumps(known, indent=2).encode())
 
 
-def _expanded(path: Path, behavior: str) -> list[Path]:
-    """The checkpoint at `path`, or all that are in it: a folder of checkpoints, or that of a run."""
+def copy_initial(directory: Path, settings: Settings) -> tuple[str, ...]:
+    """Copies what each behavior starts from into the folder of a run: `init_path`, or `initialize_from`.
+
+    Returns:
+        A line for each behavior that the run of `initialize_from` does not have.
+
+    Raises:
+        SettingsError: a checkpoint is damaged, or there is none.
+    """
+    kept = settings.checkpoint_settings
+    notes = []
+    for name, behavior in settings.behaviors.items():
+        if behavior.init_path is not None:
+            path = _expanded(Path(behavior.init_path), name, "init_path")[-1]
+        elif kept.initialize_from is None:
+            continue
+        else:
+            run = Path(kept.results_dir) / kept.initialize_from
+            if run.is_dir() and not CheckpointFolder(run, name).newest_first():
+                notes.append(f"{name} starts from fresh weights: {run} has no checkpoint of it")
+                continue
+            path = _expanded(run / name, name, "initialize_from")[-1]
+        load_player(path)
+        shutil.copytree(path, initial_folder(directory, name), dirs_exist_ok=True)
+    return tuple(notes)
+
+
+def _expanded(path: Path, behavior: str, where: str) -> list[Path]:
+    """The checkpoint at `path`, or all that are in it, the newest last: a folder of checkpoints, or that of a run."""
+    if path.suffix in (".pt", ".onnx", ".nn"):
+        raise SettingsError(
+            f"got {path} under {where} of {behavior}, a file that others write; expected the folder of a checkpoint of "
+            "sparring; train once from fresh weights (a .pt file is a pickle, which could run anything)"
+        )
     if (path / "state.json").exists():
         return [path.absolute()]
     for folder in (path, path / behavior):
@@ -106,6 +145,6 @@ def _expanded(path: Path, behavior: str) -> list[Path]:
         if found:
             return [one.absolute() for one in found]
     raise SettingsError(
-        f"got {path} under self_play.opponents of {behavior}, which holds no checkpoint; expected the folder of one, "
+        f"got {path} under {where} of {behavior}, which holds no checkpoint; expected the folder of one, "
         "or of several; correct the path"
     )

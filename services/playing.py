@@ -20,6 +20,7 @@ import anyio
 from pipeline.errors import CheckpointError, Closed, ServiceError
 from pipeline.learning.checkpoints import Checkpoint, load
 from pipeline.learning.learner import Learner
+from pipeline.learning.taken import Taken
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.playing.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
 from pipeline.playing.recording import Recorder
@@ -53,9 +54,7 @@ class Player:
         self._episodes = FirstEpisodes(playing.episodes)
         self._folder = context.run.directory / learner.behavior
         self._from: tuple[str, str] | None = None
-        self._seen: dict[tuple[str, str], int] = {}
-        self._played = 0
-        self._duplicate = 0
+        self._taken = Taken()
         self._late = False
 
     @property
@@ -70,12 +69,9 @@ class Player:
         Raises:
             ServiceError: a service was started anew, and episodes of before are missing.
         """
-        key = (segments.origin, segments.source)
-        if segments.sequence <= self._seen.get(key, 0):
-            self._duplicate += len(segments.log_probs)
+        if not self._taken.is_new(segments):
             return
-        self._seen[key] = segments.sequence
-        self._played += len(segments.log_probs)
+        key = (segments.origin, segments.source)
         if self._wanted and self._from not in (None, key):
             raise ServiceError(
                 f"got steps of {key} after those of {self._from}: a service was started anew, and episodes are "
@@ -104,9 +100,10 @@ class Player:
                 version=self.learner.version,
                 updates=0,
                 trained=0,
-                taken=self._played,
-                ghost=self._played,
-                duplicate=self._duplicate,
+                taken=self._taken.steps,
+                ghost=self._taken.steps,
+                duplicate=self._taken.duplicate,
+                latest=self._taken.latest,
                 done=self.done or self._late,
             ),
         )
@@ -115,7 +112,7 @@ class Player:
         """Brings gauges up to date."""
         registry, name = self._context.registry, self.learner.behavior
         registry.gauge(f"version/{name}", self.learner.version)
-        registry.reach(f"played/{name}", self._played)
+        registry.reach(f"played/{name}", self._taken.steps)
         if self._wanted:
             registry.gauge(f"evaluated/{name}", self._episodes.count)
 
@@ -174,7 +171,7 @@ async def run(context: Context) -> None:
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
     """The behavior's spec. Where the simulators are ours, an evaluation does not wait for ever for one that has it."""
     settings, playing = context.run.settings, context.run.playing
-    limited = playing is not None and playing.episodes and settings.simulators
+    limited = playing is not None and playing.episodes and settings.launched
     with anyio.move_on_after(settings.pipeline.simulator_timeout_s if limited else math.inf):
         return (await spec_of(context, coordination, name))[0]
     raise ServiceError(
@@ -189,7 +186,7 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board)
     assert playing is not None
     checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
     settings = context.run.settings.behaviors[name]
-    learner = await context.compute(partial(Learner, name, spec, settings, context.run.seed))
+    learner = await context.compute(partial(Learner, name, spec, settings, context.run.seed, learns=False))
     try:
         learner.restore(checkpoint)
     except CheckpointError as error:

@@ -30,7 +30,7 @@ from pipeline.simulation.game import Game, GivesStatistics
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorSpec, SpecError
 
-_REFUSALS: Final = ("version", "specs", "unknown_behavior")
+_REFUSALS: Final = ("version", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that are about what a simulator is, not about what it did."""
 
 

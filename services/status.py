@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -168,7 +168,8 @@ def show(report: Report, time_s: float) -> RenderableType:
         return Group(Text(_ending(report.summary)), _ended_behaviors(report.summary["behaviors"]), *opponents)
     assert report.status is not None
     status = report.status
-    return Group(Text(_age(status, time_s)), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
+    heading = "\n".join([_age(status, time_s), *_lessons(status["behaviors"])])
+    return Group(Text(heading), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
 
 
 def _ending(summary: Mapping[str, Any]) -> str:
@@ -186,6 +187,13 @@ def _age(status: Mapping[str, Any], time_s: float) -> str:
             f"what follows is how it stood then"
         )
     return f"run {status['run_id']}: running; data {age_s:.1f} s old"
+
+
+def _lessons(behaviors: Mapping[str, Any]) -> Iterator[str]:
+    """The present lesson of each curriculum, by the behavior that is measured for it."""
+    for name, one in behaviors.items():
+        for parameter, number in one.get("lessons", {}).items():  # newer than the file may be
+            yield f"{name}: lesson {number} of {parameter}"
 
 
 def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:

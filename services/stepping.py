@@ -1,8 +1,9 @@
 """The process around stepping.
 
 consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy
-               boards, and of ghosts from the board "ghosts"; permits and the assignment from coordination's
-produces       Act to simulators; StepBatch on "steps"; its state on its board
+               boards, and of ghosts from the board "ghosts"; permits, the assignment and the lessons of environment
+               parameters from coordination's
+produces       Act and Reset to simulators; StepBatch on "steps"; its state on its board
 waits for      frames; permits and weights for those it has; credit for steps
 unblocked by   a frame, a permit, new weights, assembly's acknowledgement
 """
@@ -16,12 +17,23 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 
+from pipeline.coordination.opponents import opponents_of
 from pipeline.messages.matches import Assignment
-from pipeline.messages.service import BehaviorSpecs, BehaviorSteps, Permits, PolicyWeights, StepBatch, SteppingState
+from pipeline.messages.service import (
+    BehaviorSpecs,
+    BehaviorSteps,
+    LessonsState,
+    Permits,
+    PolicyWeights,
+    StepBatch,
+    SteppingState,
+)
 from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
+from pipeline.settings.parameters import in_lessons
 from pipeline.specs import BehaviorId
+from pipeline.stepping.parameters import Parameters
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from pipeline.stepping.simulators import House, Simulators
@@ -48,6 +60,7 @@ class Stepping:
             max_agents=settings.pipeline.max_agents,
             self_play=context.run.self_play,
             ghosts=self.policies.ghosts,
+            parameters=Parameters(in_lessons(settings.environment_parameters), context.run.seed),
         )
         self._assignment: Assignment | None = None
         self._ghosts: dict[tuple[str, int], PolicyWeights] = {}  # heard of, and not yet built
@@ -55,7 +68,10 @@ class Stepping:
         house = House(
             settings=settings.pipeline,
             behaviors=settings.behaviors,
-            parameters=settings.reset_parameters,
+            scripts={
+                name: frozenset(one.script for one in own if one.script)
+                for name, own in opponents_of(context.run.directory).items()
+            },
             seed=context.run.seed,
             clock=context.clock,
             registry=context.registry,
@@ -76,7 +92,11 @@ class Stepping:
     # ---------------------------------------------------------------- state from elsewhere
 
     def permits(self, latest: Mapping[str, Any]) -> None:
-        """Coordination has granted permits."""
+        """Coordination has granted permits, or changed who plays or what is taught."""
+        lessons = latest.get("lessons")
+        if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
+            self.simulators.begin()
+            self.wake_up()
         permits = latest.get(f"permits:{self._context.service}")
         if isinstance(permits, Permits) and permits.source == self._context.start:
             for name, permit in permits.behaviors.items():
@@ -143,8 +163,8 @@ class Stepping:
     async def _step(self) -> None:
         async with self._turn:
             wake = self.stepper.wake(self._context.clock(), acting=not self.simulators.stopping)
-            for key, act, received_at, withheld_s in wake.acts:
-                self.simulators.answer(key, act, received_at, withheld_s)
+            for key, answer, received_at, withheld_s in wake.acts:
+                self.simulators.answer(key, answer, received_at, withheld_s)
             if wake.acts:
                 self._context.registry.add("frames", len(wake.acts))
                 self._context.registry.observe("batch_rows", wake.acted)

@@ -28,13 +28,17 @@ from pipeline.hosting import Hosted, ProcessHost
 from pipeline.messages.service import AssemblyState, LearnerState, RunState
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
-from services.topology import ServicePlan, SimulatorPlan, Topology
+from services.exports import Exports
+from services.topology import Restarts, ServicePlan, SimulatorPlan, Topology
 
 HANG_S = 10.0
 """A service that answered once and then not for this long is taken for dead."""
 
 START_S = 90.0
 """A service that has not answered this long after its start is taken for dead."""
+
+EXPORT_S = 60.0
+"""For the exports of the last checkpoints."""
 
 _LOOK_S = 0.5
 BOARD_PACE_S = 0.25
@@ -55,6 +59,7 @@ class Part:
     Attributes:
         name: as "learning-Ball".
         start: starts it once; gets the number of the start.
+        restarts: how often it may fail.
         hosted: its present start.
         starts: how often it was started.
         failures: when it failed lately.
@@ -64,6 +69,7 @@ class Part:
 
     name: str
     start: Callable[[int], Hosted]
+    restarts: Restarts
     hosted: Hosted | None = None
     starts: int = 0
     started_at: float = 0.0
@@ -106,6 +112,8 @@ class Supervisor:
         self._status: Status = "completed"
         self._error: str | None = None
         self._signals = 0
+        wanted = self._settings.export and topology.run.playing is None
+        self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
 
     async def supervise(self) -> Status:
         """Runs everything to its end, and writes the summary.
@@ -120,7 +128,10 @@ class Supervisor:
             for plan in self._topology.services:
                 self._keep(tasks, plan.name, partial(self._start_service, plan))
             for simulator in self._topology.simulators:
-                self._keep(tasks, simulator.name, partial(self._start_simulator, simulator))
+                self._keep(tasks, simulator.name, partial(self._start_simulator, simulator), simulator.restarts)
+            if self._exports is not None:
+                tasks.start_soon(self._exports.run)
+                tasks.start_soon(self._follow_checkpoints, self._exports)
             tasks.start_soon(self._follow_end)
             tasks.start_soon(self._watch)
             self._log.info(
@@ -134,6 +145,7 @@ class Supervisor:
             await self._over.wait()
             with anyio.CancelScope(shield=True):
                 await self._stop_in_order()
+                await self._last_exports()
             tasks.cancel_scope.cancel()
         self._write_summary(self._clock() - began)
         return self._status
@@ -146,8 +158,11 @@ class Supervisor:
     def _start_simulator(self, plan: SimulatorPlan, _number: int) -> Hosted:
         return self._processes.watched(plan.name, plan.command, plan.environment)
 
-    def _keep(self, tasks: TaskGroup, name: str, start: Callable[[int], Hosted]) -> None:
-        part = Part(name, start)
+    def _keep(
+        self, tasks: TaskGroup, name: str, start: Callable[[int], Hosted], restarts: Restarts | None = None
+    ) -> None:
+        usual = self._settings.restarts
+        part = Part(name, start, restarts or Restarts(budget=usual.budget, period_s=usual.period_s))
         self._parts[name] = part
         tasks.start_soon(self._run_part, part)
 
@@ -174,18 +189,20 @@ class Supervisor:
     async def _may_restart(self, part: Part, failure: str) -> bool:
         """Waits before the next start; False where there is none."""
         assert part.hosted is not None
-        restarts = self._settings.restarts
+        limits, usual = part.restarts, self._settings.restarts
         said = failure or "ended without being asked to"
         now = self._clock()
         part.failures.append(now)
-        while part.failures and now - part.failures[0] > restarts.period_s:
+        while part.failures and now - part.failures[0] > limits.period_s:
             part.failures.popleft()
         self._log.warning("failed", part=part.name, error=said, failures=len(part.failures), notice=True)
-        if part.hosted.hopeless or len(part.failures) > restarts.budget:
-            often = "" if part.hosted.hopeless else f" {len(part.failures)} times in {restarts.period_s:g} s"
+        if part.hosted.hopeless or len(part.failures) > limits.budget or part.starts > limits.lifetime:
+            within = len(part.failures) <= limits.budget
+            times = f" {part.starts} times" if within else f" {len(part.failures)} times in {limits.period_s:g} s"
+            often = "" if part.hosted.hopeless else times
             self._fail(f"{part.name} failed{often}: {said}")
             return False
-        wait_s = min(restarts.backoff_max_s, restarts.backoff_s * 2 ** (len(part.failures) - 1))
+        wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (len(part.failures) - 1))
         with anyio.move_on_after(wait_s):
             await self._over.wait()
         return not self._over.is_set()
@@ -200,6 +217,24 @@ class Supervisor:
             if isinstance(state, RunState) and state.finished:
                 self._end("completed", None)
                 return
+
+    async def _follow_checkpoints(self, exports: Exports) -> None:
+        """Has every new checkpoint exported."""
+        while True:
+            self._show_checkpoints(exports)
+            await anyio.sleep(_LOOK_S)
+
+    def _show_checkpoints(self, exports: Exports) -> None:
+        for name in self._run.learners:
+            state = self._latest(f"learning-{name}", "state", LearnerState)
+            if state is not None:
+                exports.saw(name, state.checkpoint)
+
+    async def _last_exports(self) -> None:
+        """The learners have saved their last weights: these are exported too, unless the user is in a hurry."""
+        if self._exports is not None and self._status != "failed":
+            self._show_checkpoints(self._exports)
+            await self._exports.finish(0.0 if self._signals > 1 else EXPORT_S)
 
     async def _signalled(self) -> None:
         try:

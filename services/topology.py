@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import socket
 import sys
@@ -55,6 +56,21 @@ class ServicePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Restarts:
+    """How often a part may be started again before the run stops.
+
+    Attributes:
+        budget: times within `period_s`.
+        period_s: seconds.
+        lifetime: times in all.
+    """
+
+    budget: float
+    period_s: float
+    lifetime: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatorPlan:
     """One simulator process to launch.
 
@@ -62,11 +78,13 @@ class SimulatorPlan:
         name: as "simulator-3", for logs.
         command: program and arguments.
         environment: variables beside ours.
+        restarts: how often it may fail; None: as often as a service.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    restarts: Restarts | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +148,7 @@ def build(
     """
     stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
     addresses = _addresses(settings, stepping)
-    simulators = _simulators(settings, seed, list(addresses.values()))
+    simulators = _simulators(settings, seed, list(addresses.values()), directory)
     run = Run(
         id=run_id,
         directory=directory,
@@ -283,9 +301,9 @@ def sockets_folder(settings: Settings) -> Path | None:
     return Path(tempfile.mkdtemp(prefix="sparring-"))
 
 
-def _simulators(settings: Settings, seed: int, addresses: list[str]) -> list[SimulatorPlan]:
+def _simulators(settings: Settings, seed: int, addresses: list[str], directory: Path) -> list[SimulatorPlan]:
     plans: list[SimulatorPlan] = []
-    for entry in settings.simulators:
+    for entry in settings.launched:
         for copy in range(entry.count):
             number = len(plans)
             address = addresses[number % len(addresses)]
@@ -295,9 +313,34 @@ def _simulators(settings: Settings, seed: int, addresses: list[str]) -> list[Sim
                 command = [sys.executable, "-m", "services", "simulator", entry.name, "--areas", str(entry.areas)]
                 for key, value in entry.options.items():
                     command += ["--option", f"{key}={_text(value)}"]
-            environment = {"SPARRING_ADDRESS": address, "SPARRING_NUMBER": str(number), "SPARRING_SEED": str(own)}
-            plans.append(SimulatorPlan(name=f"simulator-{number}", command=tuple(command), environment=environment))
+            environment = {
+                "SPARRING_ADDRESS": address,
+                "SPARRING_NUMBER": str(number),
+                "SPARRING_SEED": str(own),
+                "SPARRING_LOGS": str(directory / "run_logs"),
+            }
+            plans.append(
+                SimulatorPlan(
+                    name=f"simulator-{number}",
+                    command=tuple(command),
+                    environment=environment,
+                    restarts=_restarts(settings) if entry.name == "unity" else None,
+                )
+            )
     return plans
+
+
+def _restarts(settings: Settings) -> Restarts | None:
+    """Of a Unity player, where `env_settings` says something about that."""
+    own = settings.env_settings
+    if not {"max_lifetime_restarts", "restarts_rate_limit_n", "restarts_rate_limit_period_s"} & own.model_fields_set:
+        return None
+    unlimited = {-1: math.inf}
+    return Restarts(
+        budget=unlimited.get(own.restarts_rate_limit_n, own.restarts_rate_limit_n),
+        period_s=own.restarts_rate_limit_period_s,
+        lifetime=unlimited.get(own.max_lifetime_restarts, own.max_lifetime_restarts),
+    )
 
 
 def _text(value: Any) -> str:

@@ -147,7 +147,7 @@ def _untrained(directory: Path, settings: Settings) -> Player:
     weights = {}
     for name, behavior in settings.behaviors.items():
         spec = read_spec(load_player(checkpoints_of(directory, name)[-1]).description["spec"])
-        weights[name] = Learner(name, spec, behavior, began).weights()
+        weights[name] = Learner(name, spec, behavior, began, learns=False).weights()
     return Player("untrained", weights)
 
 
@@ -159,14 +159,16 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _show(found: Standings) -> None:
-    """A table on the console, the strongest first."""
+    """A table on the console, the strongest first; columns of points per match bear the rivals' places."""
     table = Table()
-    table.add_column("player")
-    table.add_column("rating", justify="right")
+    table.add_column("", justify="right")
+    table.add_column("player", overflow="fold")
+    table.add_column("rating", justify="right", no_wrap=True)
     order = found.order()
-    for one in order:
-        table.add_column(found.players[one], justify="right")
-    for one in order:
+    for place in range(1, len(order) + 1):
+        table.add_column(f"{place}", justify="right", no_wrap=True)
+    for place, one in enumerate(order, 1):
         shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
-        table.add_row(found.players[one], f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}", *shares)
+        rating = f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}"
+        table.add_row(f"{place}", found.players[one], rating, *shares)
     Console(file=sys.stdout).print(table)

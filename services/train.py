@@ -8,16 +8,22 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
+
+import yaml
 
 from pipeline import logs
+from pipeline.demonstrations.episodes import RecordingError
+from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import SettingsError
 from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
-from pipeline.settings import Overrides, Settings, not_here, read, unsupported, without_effect
+from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
 from services.launch import checkpoints, launch, play
-from services.players import write_opponents
+from services.players import copy_initial, write_opponents
 from services.topology import build
 
 
@@ -30,9 +36,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-steps", type=float, help="end every behavior after so many trained steps")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
     parser.add_argument("--inference", action="store_true", help="play the checkpoints of --run-id, learn nothing")
+    parser.add_argument("--deterministic", action="store_true", help="act by the most likely action")
+    parser.add_argument("--initialize-from", metavar="RUN", help="start with the weights of another run")
+    parser.add_argument("--torch-device", help="of the learners: cpu, cuda, cuda:N, mps")
+    parser.add_argument("--debug", action="store_true", help="log more")
+    parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
+    _add_players(parser)
+
+
+def _add_players(parser: argparse.ArgumentParser) -> None:
+    """The options of Unity players, with the words of `mlagents-learn`."""
+    players = parser.add_argument_group("Unity players")
+    players.add_argument("--env", metavar="PATH", help="build to launch (without one: wait for the editor's Play)")
+    players.add_argument("--env-args", nargs=argparse.REMAINDER, help="all that follows is for the build")
+    players.add_argument("--no-graphics", action="store_true", help="without a window")
+    for name, kind, meaning in (
+        ("--num-envs", int, "how many players"),
+        ("--num-areas", int, "training areas in each"),
+        ("--base-port", int, "port of the first one, the others count up (5005)"),
+        ("--timeout-wait", int, "seconds to wait for one (60)"),
+        ("--max-lifetime-restarts", int, "restarts of one in all, -1: no limit"),
+        ("--restarts-rate-limit-n", int, "restarts of one within the period, -1: no limit"),
+        ("--restarts-rate-limit-period-s", int, "that period"),
+        ("--width", int, "pixels of the window"),
+        ("--height", int, "pixels of the window"),
+        ("--quality-level", int, "of rendering"),
+        ("--time-scale", float, "factor of the game's clock (20)"),
+        ("--target-frame-rate", int, "frames per second, -1: as many as possible"),
+        ("--capture-frame-rate", int, "frames per second of the game's clock"),
+    ):
+        players.add_argument(name, type=kind, metavar="N", help=meaning)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,15 +81,20 @@ def run(args: argparse.Namespace) -> int:
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings)
     if kept.inference:
-        notes = (*loaded.notices, *without_effect(settings))
+        notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return 1 if _infer(args, settings, notes) == "failed" else 0
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
+    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+    if kept.resume:
+        initial: tuple[str, ...] = ()
+    else:
+        initial = copy_initial(directory, settings)
     write_opponents(directory, settings)
     plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
-    notes = (*loaded.notices, *without_effect(settings))
+    notes = (*loaded.notices, *without_effect(settings), *initial, *started_by_hand(settings))
     status = launch(settings, plan, notes, in_process=args.in_process)
     if status == "stopped":
         name = f"--results-dir {kept.results_dir} --run-id {run_id}"
@@ -85,15 +126,58 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         resume=args.resume or None,
         force=args.force or None,
         inference=args.inference or None,
+        deterministic=args.deterministic or None,
+        sections={
+            "env_settings": {"env_path": args.env, **_given(args, _ENVIRONMENT)},
+            "engine_settings": {**_given(args, _ENGINE), "no_graphics": args.no_graphics or None},
+            "checkpoint_settings": {"initialize_from": args.initialize_from},
+            "torch_settings": {"device": args.torch_device},
+            "pipeline": {"export": False if args.no_export else None},
+        },
     )
+
+
+_ENVIRONMENT: Final = (
+    "env_args",
+    "num_envs",
+    "num_areas",
+    "base_port",
+    "timeout_wait",
+    "max_lifetime_restarts",
+    "restarts_rate_limit_n",
+    "restarts_rate_limit_period_s",
+)
+_ENGINE: Final = ("width", "height", "quality_level", "time_scale", "target_frame_rate", "capture_frame_rate")
+
+
+def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: getattr(args, key) for key in keys}
 
 
 def _refuse(settings: Settings) -> None:
     """Refuses what can not be run, before anything is started."""
-    lines = [*unsupported(settings), *not_here(settings)]
+    lines = [*not_here(settings), *_unreadable(settings)]
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
+
+
+def _unreadable(settings: Settings) -> Iterator[str]:
+    """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    for name, behavior in settings.behaviors.items():
+        gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
+        wanted = {
+            "reward_signals.gail": None if gail is None else gail.demo_path,
+            "behavioral_cloning": None if cloning is None else cloning.demo_path,
+        }
+        for key, path in wanted.items():
+            if path is None:
+                continue
+            try:
+                for file in files_of(Path(path)):
+                    read_any(file)
+            except RecordingError as error:
+                yield f"behaviors.{name}.{key}.demo_path: {error}"
 
 
 def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:

@@ -22,14 +22,16 @@ LAYERS["metrics"] = {"messages"}
 LAYERS["logs"] = {"errors"}
 LAYERS["queues"] = {"errors", "specs", "messages", "logs"}
 _STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "files"}
-LAYERS["simulation"] = {"errors", "specs", "messages"}
+LAYERS["simulation"] = {"errors", "specs", "messages", "unity"}
 LAYERS["assembly"] = _STAGE | {"sequences"}
 LAYERS["coordination"] = _STAGE
 LAYERS["monitoring"] = _STAGE
-LAYERS["playing"] = _STAGE
+LAYERS["unity"] = {"errors", "specs", "messages"}
+LAYERS["demonstrations"] = {"errors", "specs", "files", "messages", "unity"}
+LAYERS["playing"] = _STAGE | {"demonstrations"}
 LAYERS["networks"] = _STAGE
 LAYERS["stepping"] = _STAGE | {"networks"}
-LAYERS["learning"] = _STAGE | {"networks", "sequences"}
+LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["hosting"] = {"errors", "logs"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
@@ -72,13 +74,16 @@ def test_a_room_imports_only_rooms_before_it(path: Path) -> None:
 
 def test_services_import_no_services_but_the_topology() -> None:
     allowed = {
-        "supervisor.py": {"services.topology"},
+        "supervisor.py": {"services.topology", "services.exports"},
         "hosts.py": {"services.topology"},
         "launch.py": {"services.topology", "services.supervisor", "services.hosts"},
         "train.py": {"services.topology", "services.launch", "services.players"},
         "tournament.py": {"services.topology", "services.launch", "services.players"},
         "evaluate.py": {"services.topology", "services.launch"},
         "service.py": {"services.topology"},
+        "record.py": {"services.record_actors", "services.record_simulator"},
+        "record_actors.py": {"services.players"},
+        "record_simulator.py": {"services.topology"},
     }
     for path in sources("services"):
         if path.name == "__main__.py":

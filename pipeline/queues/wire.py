@@ -12,6 +12,7 @@ start takes the place of an earlier one and never the other way round.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +39,7 @@ class Timing:
 
 
 DEFAULT_TIMING: Final = Timing()
+_NUMBER: Final = re.compile("[0-9]+$")
 
 
 class EndId(NamedTuple):
@@ -58,7 +60,8 @@ def make_id(start: str, opened: int, index: int = 0) -> str:
     """The id of an end.
 
     Args:
-        start: this start of the service, as "stepping-0.2"; digits after the last dot are its number.
+        start: this start of the service, as "stepping-0.2" or "stepping-0.5f3a-2": the name, a dot, and what tells
+            starts of one name apart. Digits at the end are its number.
         opened: rises with each opening of an end of this service.
         index: tells apart ends that one transport has open on one queue at a time.
 
@@ -81,12 +84,12 @@ def parse_id(text: str) -> EndId:
     """
     start, _, tail = text.rpartition("#")
     opened, _, index = tail.partition("~")
-    service, dot, number = start.rpartition(".")
-    if not (dot and number.isdecimal()):
-        service, number = start, "0"
+    service, dot, label = start.rpartition(".")
     if not start:
         raise ValueError(text)
-    return EndId(f"{service}~{int(index)}", (int(number), int(opened, 16)), start)
+    number = _NUMBER.search(label if dot else "")
+    order = (int(number[0]) if number else 0, int(opened, 16))
+    return EndId(f"{service if dot else start}~{int(index)}", order, start)
 
 
 def start_of(text: str) -> str:

@@ -50,8 +50,7 @@ behaviors:
     max_steps: 1000000000
     time_horizon: {horizon}
     summary_freq: 1000000
-simulators:
-  - command: {command}
+simulators: {simulators}
 """
 BALANCE = (sys.executable, "-m", "services", "simulator", "balance", "--areas")
 PICTURES = (sys.executable, str(Path(__file__).parent / "pictures.py"), "--agents")
@@ -72,7 +71,7 @@ QUEUES = {
 class Whole:
     """A real run of a case, past its first updates; paused and resumed as one."""
 
-    def __init__(self, case: learner_bench.Case, behavior: str, simulator: Sequence[str], folder: Path) -> None:
+    def __init__(self, case: learner_bench.Case, behavior: str, simulator: dict[str, Any], folder: Path) -> None:
         self._behavior, self._metrics = behavior, folder / "bench" / "metrics.jsonl"
         config = folder / "bench.yaml"
         config.write_text(
@@ -83,7 +82,7 @@ class Whole:
                 epochs=case.epochs,
                 horizon=case.horizon,
                 network=json.dumps(case.network.model_dump(exclude_none=True)),
-                command=json.dumps(simulator),
+                simulators=json.dumps([simulator]),
             )
         )
         command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", str(folder)]
@@ -203,7 +202,7 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
     paused = 0.0
     with tempfile.TemporaryDirectory() as folder:
         with (
-            Whole(case, behavior, command, Path(folder)) as whole,
+            Whole(case, behavior, {"command": command}, Path(folder)) as whole,
             SimulatorAlone(command, agents, case.spec.actions, 0.3) as simulator,
         ):
             time.sleep(warm_s)

@@ -80,11 +80,17 @@ class LossyTransport:
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
         index = self._scope.index(name)
 
-        def arrive(message: Any) -> None:
-            receiver = self._hub.receivers.get(name)
-            if receiver is not None:
+        def arrive(message: Any, link: ReceivingEnd | None) -> None:
+            receiver = link or self._hub.receivers.get(name)
+            if receiver is not None and not receiver.closed:
                 receiver.received(message, end)
                 receiver.settle()
+
+        def post(message: Any) -> None:
+            # A link joins two processes: what is under way when one of them dies reaches no other. What is
+            # said while nobody is there waits for the next receiver.
+            link = self._hub.receivers.get(name)
+            self._post(lambda: arrive(message, link))
 
         end = SendingEnd(
             self._id(index),
@@ -92,7 +98,7 @@ class LossyTransport:
             self._timing,
             anyio.current_time,
             pack=lambda record: (record, 0),
-            transmit=lambda message: self._post(lambda: arrive(message)),
+            transmit=post,
             poll=lambda: None,
             release=lambda: self._scope.remove(end),
         )

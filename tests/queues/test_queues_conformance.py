@@ -460,6 +460,7 @@ async def test_a_restarted_sender_takes_its_share_back_and_what_it_left_is_deliv
 async def test_a_sender_whose_place_was_taken_is_told(world: World) -> None:
     with anyio.fail_after(60):
         async with world.pair(TEN) as (sender, receiver), world.transport("sender.2") as later:
+            await sender.put(Ping(), 1)
             await (await later.sender(QUEUE)).put(Ping(), 1)
 
             async def keep_putting() -> None:

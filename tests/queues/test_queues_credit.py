@@ -208,10 +208,13 @@ def test_a_capacity_without_a_message_and_a_step_for_each_sender_is_refused(capa
 
 
 def test_ids_of_one_service_share_a_name_and_rise() -> None:
-    first, later, second_end = (parse_id(make_id(*given)) for given in (("a-0.1", 9), ("a-0.2", 3), ("a-0.2", 4, 1)))
-    assert first.name == later.name != second_end.name
-    assert first.order < later.order
-    assert later.start == "a-0.2"
+    """Also of those that the supervisor names: with the session they belong to."""
+    for label in ("", "5f3a-", "097867-", "57-"):
+        starts = (f"a-0.{label}1", 9), (f"a-0.{label}10", 3), (f"a-0.{label}10", 4, 1)
+        first, later, second_end = (parse_id(make_id(*given)) for given in starts)
+        assert first.name == later.name != second_end.name
+        assert first.order < later.order
+        assert later.start == f"a-0.{label}10"
 
 
 @pytest.mark.parametrize("text", ["", "a", "a#", "a#1", "a#x~0", "#1~0", "a#1~b"])

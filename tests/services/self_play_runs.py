@@ -26,9 +26,10 @@ from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.runtime import Context, Run
 from pipeline.settings import parse_settings
 from pipeline.simulation.duel import Duel
-from pipeline.simulation.game import Game
+from pipeline.simulation.game import Game, PlaysScripts
 from pipeline.simulation.soccer import Soccer
 from pipeline.specs import BehaviorId, BehaviorSpec
+from services.players import write_opponents
 from services.topology import build
 
 BUFFER = 64
@@ -106,6 +107,9 @@ class Watched:
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         self.resets.append(0)  # introduces itself
         return self._game.behaviors()
+
+    def scripts(self) -> Mapping[str, Sequence[str]]:
+        return self._game.scripts() if isinstance(self._game, PlaysScripts) else {}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         self.resets[-1] += 1
@@ -302,6 +306,7 @@ async def begin(
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         witness.install(patch)
     settings = parse_settings(yaml.safe_dump(plain), "test").settings
+    write_opponents(folder, settings)
     run = build(settings, run_id="test", directory=folder, seed=seed, resumed=resumed).run
     run = Run(**{**run.__dict__, "simulators": {"stepping-0": len(games)}})
     graph = Graph(run=run, tasks=tasks, frame_s=frame_s)
@@ -415,7 +420,15 @@ def check_matches_are_rated_once(play: Play) -> None:
         draw = draws[line["draw"]]
         assert line["team"] == draw.team
         ghosts = {seat: player for seat, player in line["players"].items() if BehaviorId.parse(seat).team != draw.team}
-        assert ghosts == {seat: f"{BehaviorId.parse(seat).name}@{draw.ghosts[seat]}" for seat in ghosts}
+        assert ghosts == {seat: _named(play, seat, draw.ghosts[seat]) for seat in ghosts}
+
+
+def _named(play: Play, seat: str, number: int) -> str:
+    """What a ghost is called: a snapshot, or one of the scripts that the settings ask for."""
+    name = BehaviorId.parse(seat).name
+    if number > 0:
+        return f"{name}@{number}"
+    return f"simulator/{play.settings['behaviors'][name]['self_play']['opponents'][-number - 1]['scripted']}"
 
 
 def check_no_resets(play: Play) -> None:

@@ -19,7 +19,8 @@ from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.runtime import Context, Run, inline
 from pipeline.settings import parse_settings
 from pipeline.simulation.counting import StepCounter
-from pipeline.simulation.game import Game
+from pipeline.simulation.game import Game, PlaysScripts
+from pipeline.simulation.parameters import Parameters
 from services import assembly, coordination, learning, stepping
 from services.topology import build
 
@@ -183,14 +184,14 @@ class Graph:
 
     async def simulate(self, number: int, game: Game) -> None:
         """Plays a game for ever, connecting anew whenever the link breaks."""
-        counter = StepCounter()
+        counter, parameters = StepCounter(), Parameters()
         while True:
             try:
                 if self.listener is None:
                     raise anyio.BrokenResourceError
                 with anyio.CancelScope() as self.links[number]:
                     async with self.listener.connect() as stream:
-                        await self._play(stream, number, game, counter)
+                        await self._play(stream, number, game, counter, parameters)
                     return
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 pass
@@ -202,8 +203,13 @@ class Graph:
         self.counts[number] = sum(counter.steps.values())
         self.counted[number] = dict(counter.steps)
 
-    async def _play(self, stream: MemoryStream, number: int, game: Game, counter: StepCounter) -> None:
-        hello = Hello(version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number)
+    async def _play(
+        self, stream: MemoryStream, number: int, game: Game, counter: StepCounter, parameters: Parameters
+    ) -> None:
+        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
+        hello = Hello(
+            version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number, scripts=dict(scripts)
+        )
         await stream.send(to_bytes(hello))
         reader, sequence, due = FrameReader(), 0, anyio.current_time() + 5
         while True:
@@ -221,8 +227,11 @@ class Graph:
                     self._note(number, counter)
                     return
                 if isinstance(message, Reset):
-                    reports = game.reset({}, message.seed)
+                    counter.forget()
+                    parameters.replace(message.parameters, message.samplers)
+                    reports = game.reset(parameters, message.seed)
                 elif isinstance(message, Act):
+                    parameters.update(message.parameters, message.samplers)
                     for entry in message.actions:
                         counter.acted(entry.behavior, entry.agents)
                     await anyio.sleep(self.frame_s)

@@ -65,7 +65,7 @@ class Training:
     ) -> None:
         self.directory = results / run_id
         command = [sys.executable, "-m", "services", "train", *arguments]
-        command += ["--results-dir", str(results), "--run-id", run_id]
+        command += ["--results-dir", str(results), "--run-id", run_id, "--no-export"]
         variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables

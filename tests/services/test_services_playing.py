@@ -21,7 +21,7 @@ import pytest
 import yaml
 from services_helpers import Training, balanced
 
-from pipeline.playing.recording import read
+from pipeline.demonstrations.episodes import read
 from services.__main__ import main
 
 MANY = 10**6

@@ -17,12 +17,12 @@ from anyio.abc import TaskGroup
 from services_graph import Graph, begin, settings_text
 from trio.testing import MockClock
 
+from pipeline.demonstrations.episodes import read
 from pipeline.errors import ServiceError, first_failure
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
 from pipeline.messages.service import Books, LearnerState
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.playing.recording import read
 from pipeline.runtime import Playing
 from pipeline.settings import parse_settings
 from pipeline.simulation.game import Game, decisions, ends

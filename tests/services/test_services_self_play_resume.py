@@ -256,11 +256,6 @@ def test_coordination_that_was_killed_goes_on_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.xfail(
-    reason="what a learner has just taken is now and then counted as still routed, too, when a run is stopped after "
-    "coordination was killed; also without self-play",
-    strict=False,
-)
 def test_the_summary_of_a_run_that_is_stopped_after_that_balances(tmp_path: Path) -> None:
     """Open steps are counted in each stage, and all terms add up."""
     training = Duels(tmp_path, str(configuration(tmp_path)), "--seed", "5")

@@ -1,0 +1,104 @@
+"""Learning from demonstrations, in whole runs: 20 episodes of an expert of the goal game."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from services_helpers import last_of, side_by_side
+
+from pipeline.demonstrations.episodes import SUFFIX, encode
+from pipeline.demonstrations.tape import Tape
+from pipeline.messages.simulator import BehaviorActions
+from pipeline.simulation.goal import SUCCESS, Goal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+EPISODES = 20
+EXPERT = SUCCESS - 4 * 0.01
+"""Five decisions: the last one earns `SUCCESS`, each before it costs 0.01."""
+SEEDS = (1, 2)
+EVEN = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
+
+
+def demonstrated(folder: Path, *, discrete: bool) -> str:
+    """A file of episodes in which every action goes to the goal at once."""
+    game = Goal(areas=4, discrete=discrete)
+    ((seat, spec),) = game.behaviors().items()
+    tape = Tape("Goal", spec, wanted=EPISODES)
+    (report,) = game.reset({}, 1)
+    tape.report(report)
+    while not tape.complete:
+        assert report.decisions is not None
+        goal = report.decisions.observations[0]
+        rows = len(goal)
+        told = BehaviorActions(
+            behavior=seat,
+            agents=report.decisions.agents.copy(),
+            continuous=np.zeros((rows, 0), np.float32) if discrete else goal.astype(np.float32),
+            discrete=(goal > 0).astype(np.int32) if discrete else np.zeros((rows, 0), np.int32),
+        )
+        tape.answer(told)
+        (report,) = game.step({seat: told})
+        tape.report(report)
+    path = folder / f"goal{SUFFIX}"
+    path.write_bytes(encode(tape.recording()))
+    return str(path)
+
+
+def rewards(folder: Path, steps: int, *, discrete: bool = False, areas: int = 8, **behavior: Any) -> list[float]:
+    """Mean reward of the episodes in the last tenth of a lockstep run, for each seed."""
+    plain = {
+        "behaviors": {"Goal": {"max_steps": steps, "summary_freq": steps // 10, "time_horizon": 32, **behavior}},
+        "simulators": [{"name": "goal", "areas": areas, "options": {"discrete": discrete}}],
+        "pipeline": {"mode": "lockstep"},
+    }
+    return [last_of(run, "Goal", "reward") for run in side_by_side(folder, plain, SEEDS)]
+
+
+@pytest.mark.parametrize("vail", [False, True], ids=["gail", "vail"])
+def test_gail_alone_does_what_the_expert_does(tmp_path: Path, vail: bool) -> None:
+    """Without any reward of the simulator, within a tenth of the expert's mean return."""
+    network = {"hidden_units": 64, "num_layers": 2}
+    gail = {"demo_path": demonstrated(tmp_path, discrete=False), "use_actions": True, "use_vail": vail}
+    found = rewards(
+        tmp_path,
+        32_000,
+        hyperparameters={"batch_size": 64, "buffer_size": 640, "learning_rate": 5e-3, "beta": 1e-2} | EVEN,
+        network_settings={"hidden_units": 32, "num_layers": 1},
+        reward_signals={"gail": gail | {"learning_rate": 5e-3, "network_settings": network}},
+    )
+    assert min(found) > 0.9 * EXPERT, found
+
+
+@pytest.mark.parametrize("discrete", [False, True], ids=["continuous", "discrete"])
+def test_gail_with_cloning_learns_at_once(tmp_path: Path, discrete: bool) -> None:
+    """ML-Agents' own bar: above 0.9 within 500 steps, with cloning over 1,000."""
+    path = demonstrated(tmp_path, discrete=discrete)
+    found = rewards(
+        tmp_path,
+        500,
+        discrete=discrete,
+        areas=1,
+        hyperparameters={"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3},
+        network_settings={"hidden_units": 32, "num_layers": 1},
+        reward_signals={"gail": {"demo_path": path, "network_settings": {"hidden_units": 32, "num_layers": 1}}},
+        behavioral_cloning={"demo_path": path, "steps": 1_000},
+    )
+    assert min(found) > 0.9, found
+
+
+def test_cloning_alone_does_what_the_expert_does(tmp_path: Path) -> None:
+    """`trainer_type: bc`: nothing is learned from the simulator, which shows how well it does."""
+    found = rewards(
+        tmp_path,
+        1_000,
+        areas=2,
+        trainer_type="bc",
+        hyperparameters={"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3},
+        network_settings={"hidden_units": 32, "num_layers": 1},
+        behavioral_cloning={"demo_path": demonstrated(tmp_path, discrete=False)},
+    )
+    assert min(found) > 0.95 * EXPERT, found

@@ -1,0 +1,77 @@
+"""Real runs with a curriculum: the same seed gives the same weights to the bit, and lessons survive the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services_helpers import Training, balanced, config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+CURRICULUM = """
+environment_parameters:
+  gravity:
+    curriculum:
+      - first:
+          completion_criteria: {measure: reward, behavior: Balance, threshold: 0.5, min_lesson_length: 20}
+          value: 3.0
+      - second:
+          completion_criteria: {measure: progress, behavior: Balance, threshold: 0.5, require_reset: true}
+          value: {sampler_type: uniform, sampler_parameters: {min_value: 4, max_value: 8}}
+      - third:
+          value: {sampler_type: gaussian, sampler_parameters: {mean: 9, st_dev: 1}}
+"""
+
+
+def taught(folder: Path, **values: Any) -> Path:
+    """A small configuration with a curriculum."""
+    file = config(folder, **values)
+    file.write_text(file.read_text() + CURRICULUM)
+    return file
+
+
+def lessons(run: Training) -> list[str]:
+    """Lessons that were begun, in order, as the log tells them."""
+    lines = map(json.loads, (run.directory / "logs" / "coordination.jsonl").read_text().splitlines())
+    return [line["lesson"] for line in lines if line["event"] == "lesson"]
+
+
+def saved(run: Training) -> dict[str, Any]:
+    """What coordination has written of the lessons."""
+    return dict(json.loads((run.directory / "coordination.json").read_text())["lessons"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path, count: int) -> None:
+    """As processes, twice, and in one."""
+    file = taught(tmp_path, mode="lockstep", count=count, max_steps=12_000, buffer_size=512)
+    digests = []
+    for run_id, arguments in (("first", []), ("second", []), ("third", ["--in-process"])):
+        run = Training(tmp_path, str(file), "--seed", "5", *arguments, run_id=run_id)
+        assert run.end() == 0, "\n".join(run.lines)
+        figures = run.summary["behaviors"]["Balance"]
+        assert balanced(figures["books"])
+        assert figures["books"]["produced"] == run.simulator_steps()
+        assert saved(run)["standings"]["gravity"]["number"] == 2
+        digests.append(figures["weights_sha256"])
+    assert len(set(digests)) == 1
+
+
+def test_a_killed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
+    """The supervisor is killed in the second lesson; the resumed run begins in it and comes to the third."""
+    file = taught(tmp_path, max_steps=60_000)
+    run = Training(tmp_path, str(file), "--seed", "5")
+    run.wait_for(lambda lines: any("lesson gravity 1" in line for line in lines))
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end()
+    assert saved(run)["standings"]["gravity"]["number"] == 1
+    again = Training(tmp_path, str(file), "--resume")
+    assert again.end() == 0, "\n".join(again.lines)
+    assert "lesson gravity 2" in [line for line in again.lines if " step " in line][-1]
+    assert lessons(again) == ["second", "third"]  # of both runs: neither lesson was begun twice
+    assert balanced(again.summary["behaviors"]["Balance"]["books"])

@@ -1,0 +1,67 @@
+"""Whole runs with stand-ins of Unity players: programs, configurations, ports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from services_helpers import SAME_EVERYWHERE, Training
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+from unity_bridge import free_ports, heard
+from unity_null_trainer import executable
+
+__all__ = ["executable", "free_ports", "heard", "players", "settings", "train"]
+
+BEHAVIOR: Mapping[str, Any] = {
+    "hyperparameters": {"batch_size": 128, "buffer_size": 2048, "learning_rate": 3e-4, "num_epoch": 3},
+    "network_settings": {"hidden_units": 32, "num_layers": 1},
+    "max_steps": 40_000,
+    "time_horizon": 64,
+    "summary_freq": 2048,
+    "checkpoint_interval": 1_000_000,
+}
+
+
+def settings(
+    folder: Path,
+    behavior: str,
+    *,
+    mode: str = "overlap",
+    own: Mapping[str, Any] = BEHAVIOR,
+    name: str = "config.yaml",
+    **top: Any,
+) -> str:
+    """Writes a configuration as ML-Agents has them, with the little that is ours; its path."""
+    plain = {"behaviors": {behavior: dict(own)}, "pipeline": {"mode": mode, "restarts": {"backoff_s": 0.1}}, **top}
+    (folder / name).write_text(yaml.safe_dump(plain))
+    return str(folder / name)
+
+
+def train(folder: Path, config: str, program: Path, count: int, *arguments: str, run_id: str = "run") -> Training:
+    """Starts `sparring train CONFIG --env PROGRAM --num-envs COUNT`."""
+    ports = ["--base-port", str(free_ports(count))]
+    words = [config, "--env", str(program), "--num-envs", str(count), "--no-graphics", "--seed", "1", *ports]
+    return Training(folder, *words, *arguments, run_id=run_id, environment=SAME_EVERYWHERE)
+
+
+def players(training: Training) -> dict[int, psutil.Process]:
+    """The players of a run that live, by their number."""
+    found = {}
+    for process in psutil.Process(training.process.pid).children(recursive=True):
+        words = process.cmdline()
+        if "-logFile" in words:
+            log = Path(words[words.index("-logFile") + 1])
+            found[int(log.stem.removeprefix("Player-"))] = process
+    return found
+
+
+def intervals(training: Training, behavior: str) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl` of a behavior, in order."""
+    lines = map(json.loads, (training.directory / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
