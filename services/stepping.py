@@ -261,6 +261,8 @@ class Stepping:
 
     async def part(self, timeout_s: float) -> None:
         """Says Bye to every simulator, and takes over what they had sent before they heard it."""
+        self.simulators.hush()
+        await self._step()
         with anyio.move_on_after(timeout_s):
             await self.simulators.part()
         await self._step()

@@ -11,11 +11,13 @@ from pipeline.errors import LocalProtocolError, RemoteProtocolError
 from pipeline.messages.schema import tag_of
 
 Role = Literal["simulator", "trainer"]
-State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "parting", "closed"]
+State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "adopted", "parting", "closed"]
 
 TRANSITIONS: Final[dict[tuple[State, Role, str], State]] = {
     ("greeting", "simulator", "hello"): "introduced",
     ("introduced", "trainer", "welcome"): "welcomed",
+    ("introduced", "trainer", "adopted"): "adopted",
+    ("adopted", "trainer", "progress"): "adopted",
     ("welcomed", "trainer", "reset"): "simulating",
     ("simulating", "simulator", "behaviors"): "simulating",
     ("simulating", "simulator", "step"): "deciding",
@@ -23,9 +25,10 @@ TRANSITIONS: Final[dict[tuple[State, Role, str], State]] = {
     ("deciding", "trainer", "reset"): "simulating",
 }
 """(state, who speaks, message type) -> next state. `simulating` waits for the simulator, `deciding`
-for the trainer. Ping and Pong change nothing and are allowed from `introduced` on. Fault, and Bye from
-the simulator, close the conversation from anywhere. Bye from the trainer leads to `parting`: what the
-simulator had sent before it heard of that still counts, and its own Bye follows."""
+for the trainer; in `adopted` the trainer speaks with the simulator's player. Ping and Pong change nothing
+and are allowed from `introduced` on. Fault, and Bye from the simulator, close the conversation from
+anywhere. Bye from the trainer leads to `parting`: what the simulator had sent before it heard of that still
+counts, and its own Bye follows."""
 
 STATES: Final[tuple[State, ...]] = (
     "greeting",
@@ -33,6 +36,7 @@ STATES: Final[tuple[State, ...]] = (
     "welcomed",
     "simulating",
     "deciding",
+    "adopted",
     "parting",
     "closed",
 )
@@ -98,7 +102,20 @@ _CROSSING: Final = ("hello", "behaviors", "step", "ping", "pong")
 
 def allowed(state: State, speaker: Role) -> list[str]:
     """What `speaker` may say in `state`, sorted."""
-    tags = ("hello", "welcome", "behaviors", "reset", "step", "act", "ping", "pong", "bye", "fault")
+    tags = (
+        "hello",
+        "welcome",
+        "adopted",
+        "progress",
+        "behaviors",
+        "reset",
+        "step",
+        "act",
+        "ping",
+        "pong",
+        "bye",
+        "fault",
+    )
     return sorted(tag for tag in tags if next_state(state, speaker, tag) is not None)
 
 

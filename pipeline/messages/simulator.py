@@ -17,6 +17,27 @@ Aggregation = Literal["average", "sum", "histogram", "most_recent"]
 Distribution = Literal["uniform", "gaussian", "multirangeuniform"]
 
 
+@record("player")
+class Player:
+    """A program that plays and speaks a protocol of its own, which the simulator asks the trainer to speak.
+
+    Attributes:
+        protocol: `unity`.
+        port: on which it is to call; 0: any.
+        settings: what it is told with its first reset: bytes of its own protocol, as hexadecimal digits.
+        areas: training areas that it is to make.
+        connect_s: seconds in which it has to call first.
+        timeout_s: seconds for any other message.
+    """
+
+    protocol: str
+    port: int
+    settings: str
+    areas: int
+    connect_s: float
+    timeout_s: float
+
+
 @record("hello")
 class Hello:
     """First message of a simulator.
@@ -31,6 +52,7 @@ class Hello:
         credential: token where the endpoint asks for one.
         scripts: by behavior name, policies of the simulator's own that it can play any agent with, where
             `BehaviorActions` asks for it.
+        player: what the simulator launches, where it would have the trainer speak with that by itself.
     """
 
     version: int
@@ -40,6 +62,7 @@ class Hello:
     steps: dict[str, int] = field(default_factory=dict)
     credential: str = ""
     scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    player: Player | None = None
 
 
 @record("welcome")
@@ -57,6 +80,32 @@ class Welcome:
     connection: int
     heartbeat_s: float
     timeout_s: float
+
+
+@record("adopted")
+class Adopted:
+    """The trainer's answer to a Hello with a player: it speaks with that, and the simulator only looks after it.
+
+    Attributes:
+        version: of the protocol.
+        connection: number of this connection, for logs.
+        heartbeat_s: as in Welcome.
+        timeout_s: as in Welcome.
+        port: on which the player is to call.
+    """
+
+    version: int
+    connection: int
+    heartbeat_s: float
+    timeout_s: float
+    port: int
+
+
+@record("progress")
+class Progress:
+    """How far an adopted player has come: connected, initialised, first reset or stepping."""
+
+    phase: str
 
 
 @record("behaviors")
@@ -243,7 +292,7 @@ class Bye:
 
     Attributes:
         reason: for logs.
-        steps: as in Hello, when a simulator says it.
+        steps: as in Hello, when a simulator says it; when the trainer does, those of an adopted player.
     """
 
     reason: str = ""
@@ -260,4 +309,4 @@ class Fault:
     remedy: str
 
 
-SimulatorMessage = Hello | Welcome | Behaviors | Reset | Step | Act | Ping | Pong | Bye | Fault
+SimulatorMessage = Hello | Welcome | Adopted | Progress | Behaviors | Reset | Step | Act | Ping | Pong | Bye | Fault

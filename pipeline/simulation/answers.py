@@ -11,6 +11,7 @@ from pipeline.errors import RemoteProtocolError
 from pipeline.messages.simulator import (
     VERSION,
     Act,
+    Adopted,
     BehaviorActions,
     BehaviorReport,
     Decisions,
@@ -24,7 +25,7 @@ Actions = Mapping[str, BehaviorActions]
 """Actions by behavior id: one entry per behavior that had decisions."""
 
 
-def check_welcome(welcome: Welcome) -> None:
+def check_welcome(welcome: Welcome | Adopted) -> None:
     """Refuses a trainer of another version, or without a heartbeat.
 
     Raises:

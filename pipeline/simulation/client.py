@@ -16,7 +16,8 @@ from pipeline.errors import SettingsError
 from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from pipeline.simulation.answers import Actions
 from pipeline.simulation.connection import Client
-from pipeline.simulation.game import Game, GivesStatistics, PlaysScripts
+from pipeline.simulation.game import Game, GivesStatistics, Launches, PlaysScripts
+from pipeline.simulation.link import parse_address
 
 __all__ = ["Actions", "Client", "Result", "run"]
 
@@ -67,6 +68,9 @@ def run(
     """
     try:
         scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
+        address = os.environ.get("SPARRING_ADDRESS") if address is None else address
+        if address is None:
+            raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
         hello = Hello(
             version=VERSION,
             name=game.name,
@@ -74,20 +78,28 @@ def run(
             number=_whole("SPARRING_NUMBER") if number is None else number,
             credential=credential or os.environ.get("SPARRING_CREDENTIAL", ""),
             scripts={name: tuple(own) for name, own in scripts.items()},
+            player=game.player() if isinstance(game, Launches) and _is_here(address) else None,
         )
         seed = _whole("SPARRING_SEED") if seed is None else seed
-        address = os.environ.get("SPARRING_ADDRESS") if address is None else address
-        if address is None:
-            raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
         client = Client(
             hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep
         )
         with client, _signals(client):
             client.open()
-            bye = _play(game, client, seed)
-        return Result(steps=client.steps, reason=bye.reason)
+            adopted = client.adopted
+            if adopted is not None and isinstance(game, Launches):
+                bye = game.attend(adopted, client)
+            else:
+                bye = _play(game, client, seed)
+        return Result(steps=dict(bye.steps) if client.adopted else client.steps, reason=bye.reason)
     finally:
         game.close()
+
+
+def _is_here(address: str) -> bool:
+    """Whether the trainer is on this machine: players call no other."""
+    there = parse_address(address)
+    return isinstance(there, str) or there[0] in ("127.0.0.1", "localhost", "::1")
 
 
 def _whole(variable: str) -> int | None:

@@ -23,11 +23,13 @@ from pipeline.errors import LocalProtocolError, RemoteProtocolError
 from pipeline.messages.simulator import (
     VERSION,
     Act,
+    Adopted,
     BehaviorReport,
     Behaviors,
     Bye,
     Fault,
     Hello,
+    Progress,
     Reset,
     Statistic,
     Step,
@@ -59,6 +61,7 @@ class Client:
 
     Attributes:
         parameters: environment parameters; brought up to date before `begin` and `exchange` return.
+        adopted: what the trainer has said, where it speaks with the player of Hello by itself.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Client:
         self._delay_s = FIRST_DELAY_S
         self._sequence = 0
         self._announced: set[str] = set()
+        self.adopted: Adopted | None = None
         self._bye: Bye | None = None
 
     @classmethod
@@ -219,6 +223,36 @@ class Client:
         self._counter.forget()
         return answer
 
+    def follow(self) -> Adopted | Progress | Bye:
+        """Waits for news of the player with which the trainer speaks by itself.
+
+        Returns:
+            How far it has come; or Adopted where a trainer that had gone is back and waits for a player that starts
+            anew; or Bye.
+
+        Raises:
+            LinkLost: the connection broke and could not be mended.
+            RemoteProtocolError: the trainer broke the protocol, or says that the player or this side did.
+        """
+        if self._bye is not None:
+            return self._bye
+        try:
+            told: Progress | Bye = self._receive()
+        except LinkLost as lost:
+            self._mend(lost)
+            return self._bye or self._adopted_again()
+        return told
+
+    def _adopted_again(self) -> Adopted:
+        if self.adopted is None:
+            raise RemoteProtocolError(
+                "specs",
+                got="a trainer that does not speak with players",
+                expected="one that does, as before",
+                remedy="start trainer and simulators again",
+            )
+        return self.adopted
+
     def close(self, reason: str = "closed") -> None:
         """Says Bye with the step counts, if that was not done, and frees the socket."""
         if self._bye is None:
@@ -250,7 +284,8 @@ class Client:
             raise
         self._sequence = 0
         self._announced = set(self._hello.behaviors)
-        if not isinstance(welcome, Welcome):
+        self.adopted = welcome if isinstance(welcome, Adopted) else None
+        if not isinstance(welcome, Welcome | Adopted):
             return self._over(welcome)
         try:
             check_welcome(welcome)

@@ -8,7 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends, Statistic
+from pipeline.messages.simulator import (
+    Adopted,
+    BehaviorActions,
+    BehaviorReport,
+    Bye,
+    Decisions,
+    Ends,
+    Player,
+    Progress,
+    Statistic,
+)
 from pipeline.specs import BehaviorSpec
 
 Observations = NDArray[Any] | Sequence[ArrayLike]
@@ -65,6 +75,35 @@ class GivesStatistics(Protocol):
 
     def statistics(self) -> Sequence[Statistic]:
         """The numbers since the last call."""
+
+
+class Attended(Protocol):
+    """What a game sees of the conversation while the trainer speaks with its player."""
+
+    def follow(self) -> Adopted | Progress | Bye:
+        """Waits for news: how far the player has come, a new trainer that speaks with it, the end.
+
+        Raises:
+            LinkLost: the connection broke and could not be mended.
+            RemoteProtocolError: the trainer says that the player, or this side, broke the protocol.
+        """
+
+    def stop(self, reason: str) -> None:
+        """Ends a waiting `follow` with a Bye. For any thread."""
+
+
+@runtime_checkable
+class Launches(Protocol):
+    """A game that is a program with a protocol of its own, which a trainer on the same machine may speak itself."""
+
+    def player(self) -> Player:
+        """What the trainer is told of the program; nothing of it runs, or listens, before it has answered."""
+
+    def attend(self, adopted: Adopted, trainer: Attended) -> Bye:
+        """Launches the program, and looks after it until the end.
+
+        Raises: as `follow`, and where the program fails.
+        """
 
 
 def decisions(

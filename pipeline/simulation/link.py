@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
-from pipeline.messages.simulator import Bye, Fault, Ping, Pong, Welcome
+from pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
 
 RECEIVE_BYTES: Final = 2**18
 """Large enough for one act of thousands of agents in one system call."""
@@ -128,7 +128,7 @@ class Link:
         self._last_sent = clock()
         self._heartbeat: _Heartbeat | None = None
 
-    def keep_alive(self, welcome: Welcome) -> None:
+    def keep_alive(self, welcome: Welcome | Adopted) -> None:
         """Takes the trainer's times and starts the heartbeat."""
         self._timeout_s = welcome.timeout_s
         # Two Pings at least must fit into the silence that ends the connection.

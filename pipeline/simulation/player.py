@@ -12,12 +12,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from pipeline.errors import Explained
 
 Phase = Literal["not started", "launched", "connected", "initialised", "first reset", "stepping"]
 """How far a player has come."""
+
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 _EXPECTED: Final[Mapping[Phase, str]] = {
     "not started": "a program that can be started",

@@ -1,8 +1,9 @@
 """Unity games: a player of ML-Agents' communicator as a game of ours.
 
 The player is launched, or somebody presses Play in the editor. It calls in, introduces itself, is reset and plays:
-each of its messages is a call, and what its agents are to do is the answer (`pipeline.unity`). It is launched when the
-trainer first asks for a reset, because the seed comes with that.
+each of its messages is a call, and what its agents are to do is the answer (`pipeline.unity`). A trainer on the same
+machine speaks with it itself, and it is only looked after here. Any other trainer hears of it as of every game; then it
+is launched when that first asks for a reset, because the seed comes with that.
 """
 
 from __future__ import annotations
@@ -16,24 +17,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.errors import LocalProtocolError, SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
-from pipeline.simulation.player import Player, PlayerFailed
+from pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
+from pipeline.messages import simulator as record
+from pipeline.messages.simulator import Adopted, BehaviorActions, BehaviorReport, Bye, Progress, Statistic
+from pipeline.simulation.game import Attended
+from pipeline.simulation.player import PHASES, Player, PlayerFailed
 from pipeline.simulation.unity_build import BUILD_PORT, EDITOR_PORT, command, find_build
 from pipeline.simulation.unity_server import Calls, Gone
 from pipeline.specs import BehaviorSpec
 from pipeline.unity import Unreadable, channels
+from pipeline.unity.server import check_free
 
 if TYPE_CHECKING:
     from pipeline.unity.conversation import Conversation, Heard
-
-PACKAGE: Final = "1.1.0"
-"""Version of ML-Agents' trainers whose behavior towards a game this is."""
 
 Reports = tuple[BehaviorReport, ...]
 
 EDITOR_WAIT_S: Final = 600.0
 """For somebody to press Play."""
+
+_ENDED: Final = "the player has ended"
 
 _END_S: Final = 1.0
 """For a player to end whose connection has broken: how it ended says more."""
@@ -46,8 +49,8 @@ class Unity:
     """One Unity player. Made by `make_unity`.
 
     Args:
-        player: the program, or nobody where the editor plays.
-        calls: where it calls.
+        launch: makes the program, given the port on which it is to call; nobody's where the editor plays.
+        port: on which it is to call; 0 chooses one.
         areas: training areas that the game is to make.
         engine: side channel bytes that say how its engine runs.
         connect_s: seconds to wait for its first call.
@@ -59,8 +62,8 @@ class Unity:
 
     def __init__(
         self,
-        player: Player,
-        calls: Calls,
+        launch: Callable[[int], Player],
+        port: int,
         *,
         areas: int = 1,
         engine: bytes = b"",
@@ -68,8 +71,10 @@ class Unity:
         timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._player = player
-        self._calls = calls
+        self._launch = launch
+        self._port = port
+        self._served: tuple[Calls, Player] | None = None  # by this process
+        self._attended: Player | None = None  # and the trainer speaks with it
         self._areas = areas
         self._engine = engine
         self._connect_s = connect_s
@@ -111,6 +116,61 @@ class Unity:
         reports = self._go_on(self._conversation, actions.values())
         return self._until_somebody_is_there(self._conversation, reports)
 
+    def player(self) -> record.Player:
+        """What a trainer on this machine needs to speak with the player itself."""
+        return record.Player(
+            protocol="unity",
+            port=self._port,
+            settings=self._engine.hex(),
+            areas=self._areas,
+            connect_s=self._connect_s,
+            timeout_s=self._timeout_s,
+        )
+
+    def attend(self, adopted: Adopted, trainer: Attended) -> Bye:
+        """Launches the player, which calls the trainer, and looks after it until the end.
+
+        Raises:
+            PlayerFailed: it did not start, has ended, or the trainer can not use what it says or does.
+            LinkLost: the trainer has gone and does not come back.
+            RemoteProtocolError: the trainer refuses something else.
+        """
+        news: Adopted | Progress | Bye = adopted
+        try:
+            while not isinstance(news, Bye):
+                if isinstance(news, Adopted):
+                    self._look_after(news.port, trainer)
+                elif self._attended is not None and news.phase in PHASES:
+                    self._attended.phase = news.phase
+                news = trainer.follow()
+        except RemoteProtocolError as fault:
+            raise self._failed(fault) from fault
+        if self._attended is not None and news.reason == _ENDED:
+            self._attended.check()
+        return news
+
+    def _look_after(self, port: int, trainer: Attended) -> None:
+        """Starts a player for a trainer. One that is new knows nothing of the last."""
+        former, self._attended = self._attended, None
+        if former is not None:
+            former.close(_FAREWELL_S)
+        player = self._attended = self._launch(port)
+        player.start()
+        player.watch(lambda: trainer.stop(_ENDED) if player is self._attended else None)
+        if not player.launched:
+            _ask_for_play(player, port)
+
+    def _failed(self, fault: RemoteProtocolError) -> Exception:
+        """What the trainer says of the player, with what is known here: how far it had come, how it ended, its log."""
+        player = self._attended
+        if player is None or fault.code not in ("player", "gone"):
+            return fault
+        try:
+            player.check(_END_S if fault.code == "gone" else 0.0)
+        except PlayerFailed as failure:
+            return failure
+        return player.failure(fault.got, fault.remedy)
+
     def statistics(self) -> Sequence[Statistic]:
         """The game's own numbers since the last call."""
         told, self._statistics = self._statistics, []
@@ -118,23 +178,43 @@ class Unity:
 
     def close(self) -> None:
         """Tells the player to end, and ends it where it does not."""
-        conversation = self._conversation
-        if conversation is not None and self._calls.open:
+        attended, self._attended = self._attended, None
+        if attended is not None:
+            attended.close(_FAREWELL_S)
+        if self._served is None:
+            return
+        conversation, (calls, player) = self._conversation, self._served
+        if conversation is not None and calls.open:
             with contextlib.suppress(LocalProtocolError):  # it called when its time was up: nobody has heard it
-                self._calls.answer(conversation.quit())
-        self._calls.close()
-        self._player.close(_FAREWELL_S)
+                calls.answer(conversation.quit())
+        calls.close()
+        player.close(_FAREWELL_S)
 
     # ------------------------------------------------------------ the conversation
 
+    @property
+    def _calls(self) -> Calls:
+        return self._serve()[0]
+
+    @property
+    def _player(self) -> Player:
+        return self._serve()[1]
+
+    def _serve(self) -> tuple[Calls, Player]:
+        """Listens, from the first use on: until then it is open who speaks with the player."""
+        if self._served is None:
+            calls = Calls(self._port)
+            self._served = calls, self._launch(calls.port)
+        return self._served
+
     def _meet(self, seed: int) -> Conversation:
-        from pipeline.unity.conversation import Conversation
+        from pipeline.unity.conversation import PACKAGE, Conversation
 
         player, conversation = self._player, Conversation()
         player.start()
         player.watch(lambda: self._calls.gone(""))
         if not player.launched:
-            sys.stderr.write(f"{player.name}: press Play; waiting for its call on port {self._calls.port}\n")
+            _ask_for_play(player, self._calls.port)
         message = self._called(self._connect_s)
         player.phase = "connected"
         self._understood(conversation, message)
@@ -258,18 +338,27 @@ def make_unity(
         capture_frame_rate=capture_frame_rate,
     )
     if path is None:
-        calls = Calls(EDITOR_PORT if port is None else port)
-        player = Player("the Unity editor", None)
-        connect_s = max(timeout_s, EDITOR_WAIT_S)
+        where, connect_s = EDITOR_PORT if port is None else port, max(timeout_s, EDITOR_WAIT_S)
+
+        def launch(port: int) -> Player:
+            del port  # the editor knows only one
+            return Player("the Unity editor", None)
     else:
-        build, logs = find_build(path), os.environ.get("SPARRING_LOGS")
-        calls = Calls((BUILD_PORT if port is None else port) + (number if port != 0 else 0))
-        log = Path(logs) / f"Player-{number}.log" if logs else None
-        launched = command(build, calls.port, no_graphics=no_graphics, log=log, arguments=_split(arguments))
-        output = None if log is None else log.with_suffix(".out")
-        player = Player(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
-        connect_s = timeout_s
-    return Unity(player, calls, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s)
+        build, logs, words = find_build(path), os.environ.get("SPARRING_LOGS"), _split(arguments)
+        where = (BUILD_PORT if port is None else port) + (number if port != 0 else 0)
+        log, connect_s = Path(logs) / f"Player-{number}.log" if logs else None, timeout_s
+
+        def launch(port: int) -> Player:
+            launched = command(build, port, no_graphics=no_graphics, log=log, arguments=words)
+            output = None if log is None else log.with_suffix(".out")
+            return Player(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
+
+    check_free(where)
+    return Unity(launch, where, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s)
+
+
+def _ask_for_play(player: Player, port: int) -> None:
+    sys.stderr.write(f"{player.name}: press Play; waiting for its call on port {port}\n")
 
 
 def _split(arguments: str) -> list[str]:

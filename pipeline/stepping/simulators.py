@@ -1,29 +1,35 @@
 """The simulators of one stepping process: their sockets and conversations.
 
-What they report goes to the stepper; what they did wrong is told to them alone.
+What they report goes to the stepper; what they did wrong is told to them alone. With a player that a simulator has
+launched, and asks this process to speak with, there is a line beside the socket (`players.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ByteStream
 
-from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError
+from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError, SettingsError
 from pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
 from pipeline.messages.simulator import (
     VERSION,
     Act,
+    Adopted,
     Behaviors,
     Bye,
     Fault,
     Hello,
     Ping,
+    Player,
     Pong,
+    Progress,
     Reset,
     Statistic,
     Step,
@@ -33,6 +39,7 @@ from pipeline.metrics import Registry
 from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.outgoing import Outgoing
+from pipeline.stepping.players import Event, Line, Said
 from pipeline.stepping.settings import SteppingSettings
 from pipeline.stepping.stepper import Stepper
 
@@ -52,6 +59,10 @@ class Peer:
         counted: steps it says it has reported, by behavior name, when it connected.
         scripts: by behavior name, what it can play agents with itself.
         replaced: the same simulator has connected anew.
+        line: to the player that it has launched, where this process speaks with that.
+        steps: frames of that so far.
+        unset: that waits for its first Reset.
+        fault: what ends the conversation.
     """
 
     key: int
@@ -64,12 +75,28 @@ class Peer:
     counted: dict[str, int] = field(default_factory=dict)
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     replaced: bool = False
+    line: Line | None = None
+    steps: int = 0
+    unset: bool = False
+    fault: Fault | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
         """Sends a message, which may answer a frame that came at a time and was withheld for some seconds."""
         self.conversation.sending(message)
         self.outgoing.put(to_bytes(message), received_at, withheld_s)
+
+    def ready(self) -> bool:
+        """Whether it waits for its first Reset."""
+        return self.unset or self.conversation.state == "welcomed"
+
+    def reset(self, message: Reset) -> None:
+        """Sends the first Reset."""
+        if self.line is None:
+            self.say(message)
+        else:
+            self.unset = False
+            self.line.answer(message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +145,10 @@ class Simulators:
     def answer(self, key: int, answer: Act | Reset, received_at: float, withheld_s: float) -> None:
         """Answers a Step, unless its simulator has gone or is parting."""
         peer = self._peers.get(key)
-        if peer is not None and peer.conversation.state == "deciding":
+        if peer is not None and peer.line is not None:
+            peer.line.answer(answer)
+            self._note_sent(received_at, withheld_s)
+        elif peer is not None and peer.conversation.state == "deciding":
             peer.say(answer, received_at, withheld_s)
 
     def begin(self) -> None:
@@ -127,16 +157,26 @@ class Simulators:
             return
         for peer in self._peers.values():
             connection = self._stepper.connections.get(peer.key)
-            if connection is not None and peer.conversation.state == "welcomed":
-                seed = (self._house.seed + connection.number) % 2**31
-                peer.say(self._stepper.begin(peer.key, seed))
+            if connection is not None and peer.ready():
+                peer.reset(self._stepper.begin(peer.key, self._seed(connection.number)))
+
+    def _seed(self, number: int) -> int:
+        """Of a simulator."""
+        return (self._house.seed + number) % 2**31
+
+    def hush(self) -> None:
+        """Nobody is answered any more; what players say from now on does not count."""
+        self.stopping = True
+        for peer in self._peers.values():
+            if peer.line is not None:
+                peer.line.part()
 
     async def part(self) -> None:
         """Says Bye to every simulator; returns when all have left."""
-        self.stopping = True
+        self.hush()
         for peer in list(self._peers.values()):
             if peer.conversation.state not in ("parting", "closed"):
-                peer.say(Bye(reason="the run ended"))
+                peer.say(Bye(reason="the run ended", steps={} if peer.line is None else self._completed(peer)))
         if self._peers:
             await self._deserted.wait()
 
@@ -152,6 +192,9 @@ class Simulators:
                     await self._converse(peer, log)
                 if peer.replaced:
                     log.warning("simulator_replaced", simulator=peer.name, number=peer.number)
+                elif peer.fault is not None:
+                    self._note_fault(peer, peer.fault)
+                    await _part(peer, peer.fault)
                 elif peer.scope.cancelled_caught:
                     log.warning(
                         "simulator_silent", simulator=peer.name, limit_s=self._house.settings.simulator_timeout_s
@@ -161,6 +204,9 @@ class Simulators:
             if not self.stopping:
                 log.warning("simulator_lost", simulator=peer.name, cause=repr(failure.exceptions[0]))
         finally:
+            if peer.line is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(peer.line.close)
             del self._peers[peer.key]
             if not self._peers:
                 self._deserted.set()
@@ -177,13 +223,21 @@ class Simulators:
                 await self._read(peer, log)
             except (ProtocolError, CodecError, SpecError) as error:
                 fault = fault_of(error)
-                self._house.registry.add("faults")
-                log.warning(
-                    "simulator_fault", simulator=peer.name, code=fault.code, got=fault.got, expected=fault.expected
-                )
+                self._note_fault(peer, fault)
             tasks.cancel_scope.cancel()
         if fault is not None:
             await _part(peer, fault)
+
+    def _note_fault(self, peer: Peer, fault: Fault) -> None:
+        self._house.registry.add("faults")
+        self._house.log.warning(
+            "simulator_fault",
+            connection=peer.key,
+            simulator=peer.name,
+            code=fault.code,
+            got=fault.got,
+            expected=fault.expected,
+        )
 
     async def _read(self, peer: Peer, log: Any) -> None:
         reader = FrameReader(SIMULATORS)
@@ -242,18 +296,71 @@ class Simulators:
             former.replaced = True
             former.scope.cancel()
         peer.number = number
-        house = self._house
-        peer.say(
-            Welcome(
-                version=VERSION,
-                connection=peer.key,
-                heartbeat_s=house.settings.heartbeat_s,
-                timeout_s=house.settings.simulator_timeout_s,
+        heartbeat_s, timeout_s = self._house.settings.heartbeat_s, self._house.settings.simulator_timeout_s
+        if hello.player is not None and hello.player.protocol == "unity":
+            peer.line = self._connect_line(peer, hello.player)
+            port = peer.line.port
+            peer.say(
+                Adopted(version=VERSION, connection=peer.key, heartbeat_s=heartbeat_s, timeout_s=timeout_s, port=port)
             )
-        )
+        else:
+            peer.say(Welcome(version=VERSION, connection=peer.key, heartbeat_s=heartbeat_s, timeout_s=timeout_s))
         self.begin()
         self._house.registry.add("simulators.connected")
         self._house.known()
+
+    # ---------------------------------------------------------------- players
+
+    def _connect_line(self, peer: Peer, player: Player) -> Line:
+        loop = asyncio.get_running_loop()
+
+        def hear(event: Event) -> None:
+            loop.call_soon_threadsafe(self._heard, peer, event)
+
+        try:
+            return Line(player, seed=self._seed(peer.number or 0), hear=hear, clock=self._house.clock)
+        except SettingsError as error:
+            raise RemoteProtocolError("specs", got=str(error), expected="a player", remedy="see above") from error
+
+    def _completed(self, peer: Peer) -> dict[str, int]:
+        connection = self._stepper.connections.get(peer.key)
+        return {} if connection is None else dict(connection.completed)
+
+    def _heard(self, peer: Peer, event: Event) -> None:
+        """Something happened on the line to a player."""
+        if self.stopping or peer.key not in self._peers or peer.fault is not None:
+            return
+        if isinstance(event, str):
+            peer.say(Progress(phase=event))
+        elif isinstance(event, Fault):
+            self._give_up(peer, event)
+        else:
+            try:
+                self._frame(peer, event)
+            except (ProtocolError, SpecError) as error:
+                self._give_up(peer, fault_of(error))
+
+    def _frame(self, peer: Peer, said: Said) -> None:
+        """What a player said stands for Behaviors and a Step."""
+        if said.behaviors:
+            self._check_known(said.behaviors, peer.scripts)
+            self._stepper.add_behaviors(peer.key, said.behaviors)
+            self._house.known()
+        if not said.reports:
+            peer.unset = True
+            self.begin()
+            return
+        step = Step(sequence=peer.steps, reports=said.reports, statistics=said.statistics)
+        peer.steps += 1
+        self._stepper.receive(peer.key, step, said.at)
+        self._note_statistics(step.statistics)
+        self._house.arrived()
+
+    def _give_up(self, peer: Peer, fault: Fault) -> None:
+        peer.fault = fault
+        peer.scope.cancel()
+
+    # ---------------------------------------------------------------- what simulators may say
 
     def _check_number(self, number: int) -> None:
         """Refuses a second simulator of one number, unless it may be the first one, back from a broken link."""
@@ -316,6 +423,8 @@ class Simulators:
             for peer in list(self._peers.values()):
                 if now - peer.heard_at > self._house.settings.simulator_timeout_s:
                     peer.scope.cancel()
+                elif peer.line is not None and (fault := peer.line.overdue(now)) is not None:
+                    self._heard(peer, fault)
 
     def _note_statistics(self, statistics: tuple[Statistic, ...]) -> None:
         registry = self._house.registry

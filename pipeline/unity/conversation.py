@@ -30,6 +30,9 @@ from pipeline.unity.messages import SCHEMA, messages, parsed
 VERSION: Final = "1.5.0"
 """Of the communication, as it is spoken here."""
 
+PACKAGE: Final = "1.1.0"
+"""Version of ML-Agents' trainers whose behavior towards a game this is."""
+
 CAPABILITIES: Final = tuple(SCHEMA["UnityRLCapabilitiesProto"])
 
 State = Literal["calling", "introduced", "initialised", "ready", "playing", "deciding", "parting", "ended"]

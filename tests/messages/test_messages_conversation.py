@@ -21,12 +21,14 @@ from pipeline.messages.conversation import (
 from pipeline.messages.schema import tag_of
 from pipeline.messages.simulator import (
     Act,
+    Adopted,
     Behaviors,
     Bye,
     Fault,
     Hello,
     Ping,
     Pong,
+    Progress,
     Reset,
     SimulatorMessage,
     Step,
@@ -38,6 +40,8 @@ MESSAGES: dict[str, Any] = {
     for message in (
         Hello(version=1, name="x", behaviors={}),
         Welcome(version=1, connection=0, heartbeat_s=1.0, timeout_s=5.0),
+        Adopted(version=1, connection=0, heartbeat_s=1.0, timeout_s=5.0, port=1),
+        Progress(phase="stepping"),
         Behaviors(behaviors={}),
         Reset(),
         Step(sequence=0, reports=()),
@@ -68,6 +72,8 @@ def expected(state: State, speaker: Role, tag: str) -> State | None:
     return {
         ("greeting", "simulator", "hello"): "introduced",
         ("introduced", "trainer", "welcome"): "welcomed",
+        ("introduced", "trainer", "adopted"): "adopted",
+        ("adopted", "trainer", "progress"): "adopted",
         ("welcomed", "trainer", "reset"): "simulating",
         ("simulating", "simulator", "behaviors"): "simulating",
         ("simulating", "simulator", "step"): "deciding",

@@ -26,7 +26,13 @@ from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SIMULATOR_RECORDS = [cls for cls in TAGS.values() if cls.__module__ == "pipeline.messages.simulator"]
 SECTIONS = {"report": "**report**", "decisions": "**decisions**", "ends": "**ends**", "statistic": "**statistic**"}
-SECTIONS |= {"sampler": "**sampler**", "actions": "**actions**", "ping": "### ping, pong", "pong": "### ping, pong"}
+SECTIONS |= {
+    "sampler": "**sampler**",
+    "player": "**player**",
+    "actions": "**actions**",
+    "ping": "### ping, pong",
+    "pong": "### ping, pong",
+}
 SPECS = {BehaviorSpec: "A **spec**", ObservationSpec: "**observation spec**", ActionSpec: "**action spec**"}
 CODES = {
     *("unexpected_message", "malformed", "too_large", "version", "credential", "specs", "unknown_behavior"),

@@ -33,7 +33,7 @@ from pipeline.simulation import unity as bridge
 from pipeline.simulation.parameters import Parameters
 from pipeline.simulation.player import PlayerFailed
 from pipeline.simulation.registry import make, parse_options
-from pipeline.simulation.unity import Unity
+from pipeline.simulation.unity import Unity, make_unity
 from pipeline.simulation.unity_server import Gone
 from pipeline.unity.channels import received
 
@@ -346,10 +346,12 @@ def test_ports_count_up_from_that_of_the_first(
     options: dict[str, Any], number: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5004 for the editor, 5005 and up for builds, `--base-port` and up where it is given."""
+    monkeypatch.setattr(bridge, "check_free", lambda _port: None)
     monkeypatch.setattr(bridge, "Calls", Listens)
     monkeypatch.setenv("SPARRING_NUMBER", number)
-    make("unity", 1, **options)
-    assert Listens.asked.pop() == port
+    unity = make_unity(1, **options)
+    assert unity.player().port == port
+    assert unity._calls.port == Listens.asked.pop() == port
 
 
 def test_the_editor_has_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

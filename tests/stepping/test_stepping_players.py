@@ -1,0 +1,197 @@
+"""The line to a Unity player, called by one over real gRPC."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import SettingsError
+from pipeline.messages.simulator import Act, BehaviorActions, Fault, Player, Reset, Sampler
+from pipeline.stepping.players import GONE, Event, Line, Said
+from pipeline.unity import channels
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from unity_bridge import LONG_S, Doll, agents, introduction, message, player_by_hand
+from unity_player_peer import Message
+
+QUIT = 2
+SETTINGS = channels.parameter("engine", 1.0)
+
+
+@dataclass
+class Scene:
+    """A line, what it tells, and a player by hand."""
+
+    line: Line
+    doll: Doll
+    told: queue.SimpleQueue[Event]
+    now: list[float]
+    phases: list[str] = field(default_factory=list)
+
+    def next(self) -> Said | Fault:
+        """What is told next that is no phase."""
+        while isinstance(event := self.told.get(timeout=LONG_S), str):
+            self.phases.append(event)
+        return event
+
+    def begin(self, reset: Reset | None = None) -> Said:
+        """From the introduction to the first decisions, whose call is open at the return."""
+        told = self.doll.ask(introduction()).unity_input.rl_initialization_input
+        assert (told.seed, told.num_areas) == (11, 3)
+        call = self.doll.call(message())
+        assert self.next() == Said(at=self.now[0])  # ready
+        self.line.answer(reset or Reset())
+        self.reset = Message.FromString(call.result(LONG_S)).unity_input.rl_input
+        assert self.reset.command == 1
+        self.doll.open = self.doll.call(agents(known=True, count=2))
+        said = self.next()
+        assert isinstance(said, Said)
+        return said
+
+    def answer(self, act: Act) -> Any:
+        """The trainer's answer to the open call, as the player reads it."""
+        self.line.answer(act)
+        return Message.FromString(self.doll.open.result(LONG_S)).unity_input.rl_input
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    now = [100.0]
+    player = Player(protocol="unity", port=0, settings=SETTINGS.hex(), areas=3, connect_s=60.0, timeout_s=5.0)
+    line = Line(player, seed=11, hear=told.put, clock=lambda: now[0])
+    with player_by_hand(line.port) as doll:
+        yield Scene(line, doll, told, now)
+        line.close()
+
+
+def act(*actions: float, **told: Any) -> Act:
+    rows = np.array(actions, np.float32)[:, None]
+    none = np.zeros((len(rows), 0), np.int32)
+    one = BehaviorActions(behavior="Doll?team=0", agents=np.arange(len(rows)), continuous=rows, discrete=none)
+    return Act(sequence=0, actions=(one,), **told)
+
+
+def test_what_the_player_says_reaches_the_loop_and_the_answer_goes_back(scene: Scene) -> None:
+    """New behaviors with their first agents; phases in order; actions by agent."""
+    said = scene.begin()
+    assert list(said.behaviors) == ["Doll?team=0"]
+    (report,) = said.reports
+    assert report.decisions is not None
+    assert report.decisions.agents.tolist() == [0, 1]
+    told = scene.answer(act(0.25, -0.5)).agent_actions["Doll?team=0"].value
+    assert [list(one.continuous_actions) for one in told] == [[0.25], [-0.5]]
+    scene.doll.open = scene.doll.call(agents(count=2, seen=0.75))
+    said = scene.next()
+    assert isinstance(said, Said)
+    assert not said.behaviors
+    assert scene.phases == ["connected", "initialised", "first reset", "stepping"]
+
+
+def test_parameters_and_settings_are_told(scene: Scene) -> None:
+    """The settings once, parameters of a Reset and of an Act with it, samplers as such."""
+    sampler = Sampler(kind="uniform", values=(0.0, 1.0), seed=4)
+    scene.begin(Reset(parameters={"mass": 2.0, "wind": 0.5}, samplers={"wind": sampler}))
+    wind = channels.sampler("wind", "uniform", (0.0, 1.0), 4)
+    assert scene.reset.side_channel == SETTINGS + wind + channels.parameter("mass", 2.0)
+    assert scene.answer(act(0, 0, parameters={"mass": 3.0})).side_channel == channels.parameter("mass", 3.0)
+    scene.doll.open = scene.doll.call(agents(count=2))
+    scene.next()
+    scene.line.answer(Reset(parameters={"mass": 4.0}))
+    told = Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input
+    assert (told.command, told.side_channel) == (1, channels.parameter("mass", 4.0))
+
+
+def test_a_message_without_agents_is_answered_without_the_loop(scene: Scene) -> None:
+    """For a while; then the player is given up: it would play for ever."""
+    scene.begin()
+    scene.answer(act(0, 0))
+    assert scene.doll.ask(message()).unity_input.rl_input.command == 0
+    scene.now[0] += 5.1
+    assert scene.doll.ask(message()).unity_input.rl_input.command == QUIT
+    fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert "no agent that wanted a decision or ended in 5 s" in fault.got
+    assert "Decision Requester" in fault.remedy
+
+
+@pytest.mark.parametrize(("begun", "late_s", "got"), [(False, 60.1, "nothing in 60 s"), (True, 5.1, "nothing in 5 s")])
+def test_silence_is_overdue(begun: bool, late_s: float, got: str, scene: Scene) -> None:
+    """Longer for the first call than for later ones; never while the player waits for the trainer."""
+    if begun:
+        scene.begin()
+        assert scene.line.overdue(1e9) is None
+        scene.answer(act(0, 0))
+    assert scene.line.overdue(scene.now[0] + late_s - 0.2) is None
+    fault = scene.line.overdue(scene.now[0] + late_s)
+    assert fault is not None
+    assert fault.got == got
+
+
+def nonsense() -> Any:
+    made = agents(count=1, seen=float("nan"))
+    made.unity_output.rl_output.agentInfos["Doll?team=0"].value[0].reward = float("nan")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "got"),
+    [
+        (nonsense, "player", "NaN or infinity"),
+        (lambda: message(400, "out of memory"), GONE, "a player that ended the conversation (out of memory)"),
+        (lambda: introduction("1.5.0"), "player", "introduction in the middle"),
+    ],
+    ids=["NaN", "farewell", "another introduction"],
+)
+def test_what_can_not_be_used_ends_the_line(last: Callable[[], Any], code: str, got: str, scene: Scene) -> None:
+    """With its cause; the player is told to quit."""
+    scene.begin()
+    scene.answer(act(0, 0))
+    answer = scene.doll.ask(last())
+    assert answer.unity_input.rl_input.command == QUIT
+    fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert fault.code == code
+    assert got in fault.got
+
+
+def test_a_call_that_is_broken_off_is_told_of(scene: Scene) -> None:
+    scene.begin()
+    scene.doll.open.cancel()
+    fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert (fault.code, fault.got) == (GONE, "the player broke the connection off")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_at_the_end_the_player_is_told_to_quit(waits: bool, scene: Scene) -> None:
+    """At once where it waits, else when it calls next; what it says then is not lost without a word: it is told of."""
+    scene.begin()
+    if not waits:
+        scene.answer(act(0, 0))
+        scene.doll.open = None
+    scene.line.part()
+    call = scene.doll.open or scene.doll.call(agents(count=2))
+    assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
+    assert scene.line.overdue(1e9) is None
+
+
+def test_closing_frees_the_port(scene: Scene) -> None:
+    """A player that waits is told to quit first."""
+    scene.begin()
+    port = scene.line.port
+    scene.line.close()
+    assert Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input.command == QUIT
+    player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
+    again = Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0)
+    with pytest.raises(SettingsError, match=f"got port {port}"):
+        Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0)
+    again.close()
