@@ -286,6 +286,7 @@ async def test_without_the_packages_there_is_one_notice_and_nothing_else(run, mo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
     """Here while it waits for a checkpoint to be read, which a pipe in the place of a file never ends."""
     weights = run / "Goal" / "checkpoint-000000002000" / "weights.safetensors"
@@ -302,14 +303,17 @@ def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.anyio
-async def test_a_real_child_writes_the_files_beside_the_run(run):
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_real_child_writes_the_files_beside_the_run(run, monkeypatch):
+    monkeypatch.setattr("services.exports.NICENESS", 0)  # who lets all others go first may wait for them for ever
     log = Log()
     exports = Exports(run, sys.executable, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.saw("Goal", "Goal/checkpoint-000000002000")
         exports.saw("Other", "Other/checkpoint-000000001500")
-        await exports.finish(50)
+        await exports.finish(500)
     assert exports.exported == 2, log.lines
     assert files(run) == ["Goal.onnx", "Goal/Goal-2000.onnx", "Other.onnx", "Other/Other-1500.onnx"]
