@@ -24,7 +24,7 @@ SAME_EVERYWHERE = {
 """The arithmetic of the oldest processors: wider units round otherwise, and a short run that learned on one machine
 might not on the next."""
 
-HANG_S = 300.0
+HANG_S = 500.0
 """Ends what hangs: a loaded machine of a fraction of the usual speed takes less."""
 
 CONFIG = """

@@ -286,7 +286,6 @@ async def test_without_the_packages_there_is_one_notice_and_nothing_else(run, mo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
     """Here while it waits for a checkpoint to be read, which a pipe in the place of a file never ends."""
     weights = run / "Goal" / "checkpoint-000000002000" / "weights.safetensors"
@@ -303,7 +302,6 @@ def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_real_child_writes_the_files_beside_the_run(run, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from services_helpers import last_of, side_by_side
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 STEPS = 3_000
 FIRST_STEPS = 900

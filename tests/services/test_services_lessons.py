@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from services_helpers import Training, balanced, config, json_lines
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 CURRICULUM = """
 environment_parameters:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from services_helpers import Training, balanced, config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def weights(results: Path, file: Path, run_id: str, *arguments: str, seed: int = 5) -> str:

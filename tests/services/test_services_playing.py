@@ -115,7 +115,6 @@ def books(directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_evaluation_plays_counts_records_and_leaves_the_run_alone(trained: Path) -> None:
     before = digests(trained)
     directory, found = evaluated(trained, "--episodes", "20", "--record", "--seed", "3")
@@ -151,7 +150,6 @@ def test_an_evaluation_plays_counts_records_and_leaves_the_run_alone(trained: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_in_one_process_a_bar_that_is_not_reached_is_said_by_the_exit_status(trained: Path) -> None:
     """No mean reward of this game reaches 99; what was found is written all the same."""
     _, found = evaluated(trained, "--episodes", "5", "--at-least", "99", "--in-process", status=4)
@@ -165,7 +163,6 @@ def test_in_one_process_a_bar_that_is_not_reached_is_said_by_the_exit_status(tra
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_same_seed_plays_the_same_episodes(trained: Path) -> None:
     """Lockstep with the most likely actions; as processes or in one. Another seed plays others."""
     arguments = ("--episodes", "30", "--deterministic")
@@ -175,7 +172,6 @@ def test_the_same_seed_plays_the_same_episodes(trained: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_interrupt_ends_an_evaluation_as_not_complete(trained: Path) -> None:
     command = Command("evaluate", str(trained), "--episodes", str(MANY), "--in-process")
     command.playing()
@@ -191,7 +187,6 @@ def test_an_interrupt_ends_an_evaluation_as_not_complete(trained: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_player_ends_the_evaluation_and_says_that_episodes_are_missing(trained: Path) -> None:
     command = Command("evaluate", str(trained), "--episodes", str(MANY))
     command.playing()
@@ -207,7 +202,6 @@ def test_a_killed_player_ends_the_evaluation_and_says_that_episodes_are_missing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_simulator_comes_back_and_the_evaluation_completes(trained: Path) -> None:
     """The lives that it took are left out, and later ones count in their place."""
     command = Command("evaluate", str(trained), "--episodes", "2500")
@@ -233,7 +227,6 @@ def _is_simulator(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_inference_plays_until_it_is_interrupted(trained: Path) -> None:
     """The run that trained is not touched, and the end is in order."""
     before = digests(trained)
@@ -324,7 +317,6 @@ def test_inference_needs_a_run_and_removes_none(tmp_path: Path, refused: Any) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_damaged_checkpoint_is_refused_by_name(trained: Path, tmp_path: Path, refused: Any) -> None:
     """Before anything is started, and nothing is left of the attempt."""
     copy = tmp_path / "goal"

@@ -15,7 +15,7 @@ from services_helpers import Training, balanced, config, json_lines
 
 from pipeline.learning.checkpoints import CheckpointFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 AGENTS = 16
 BUFFER = 2048

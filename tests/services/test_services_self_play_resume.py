@@ -202,7 +202,6 @@ def check_ended(training: Duels, status: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_whose_processes_were_all_killed_goes_on_from_its_saved_state(tmp_path: Path) -> None:
     """Nothing outlives the supervisor; `--resume` has the same pool, ratings, team and counters."""
     file = configuration(tmp_path)
@@ -231,7 +230,6 @@ def test_a_run_whose_processes_were_all_killed_goes_on_from_its_saved_state(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_coordination_that_was_killed_goes_on_by_itself(tmp_path: Path) -> None:
     """No other service ends for it, nothing is lost, no match is rated twice, no number falls, the books balance."""
     training = Duels(tmp_path, str(configuration(tmp_path)), "--seed", "4")

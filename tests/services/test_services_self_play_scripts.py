@@ -86,7 +86,6 @@ async def test_a_script_plays_whole_matches_of_the_seats_it_is_drawn_for(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_simulator_without_the_script_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     """Real processes: what is missing, and what to do."""
     file = tmp_path / "config.yaml"

@@ -131,7 +131,6 @@ def check_standings(content: dict[str, Any], players: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Path) -> None:
     """A table on the console, `tournament.json` and a heat map; the run itself stays as it was."""
     folder = finished_run(tmp_path / "duel")
@@ -150,7 +149,6 @@ def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_players_of_two_asymmetric_runs_meet_on_both_sides_in_one_process(tmp_path: Path) -> None:
     """Each player has a policy for each behavior name, and plays every side against every other."""
     first = finished_run(tmp_path / "first", "asymmetric", checkpoints=1)

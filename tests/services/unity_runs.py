@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import psutil
 import yaml
-from services_helpers import SAME_EVERYWHERE, Training
+from services_helpers import SAME_EVERYWHERE, Training, json_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from unity_bridge import free_ports, heard
@@ -63,5 +62,5 @@ def players(training: Training) -> dict[int, psutil.Process]:
 
 def intervals(training: Training, behavior: str) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl` of a behavior, in order."""
-    lines = map(json.loads, (training.directory / "metrics.jsonl").read_text().splitlines())
+    lines = json_lines(training.directory / "metrics.jsonl")
     return [line for line in lines if line["type"] == "interval" and line["behavior"] == behavior]

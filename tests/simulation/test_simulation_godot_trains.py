@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 GAME = str(Path(__file__).with_name("godot_game.py"))
 STEPS = 3_000
