@@ -53,10 +53,10 @@ def kill_and_stop(training: Training, part: str) -> dict[str, int]:
 
 
 def test_a_run_completes_with_balanced_books_and_all_its_files(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path)))
+    training = Training(tmp_path, str(config(tmp_path, max_steps=20_000)))
     books = finish(training)
     figures = training.summary["behaviors"]["Balance"]
-    assert figures["steps"] == books["trained"] >= 40_000
+    assert figures["steps"] == books["trained"] >= 20_000
     assert books["lost"] == books["stale"] == books["ghost"] == 0
     assert books["produced"] == training.simulator_steps()
     assert 0 <= figures["lag"]["mean"] <= 1.1

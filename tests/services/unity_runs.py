@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,11 @@ def players(training: Training) -> dict[int, psutil.Process]:
     """The players of a run that live, by their number."""
     found = {}
     for process in psutil.Process(training.process.pid).children(recursive=True):
-        words = process.cmdline()
-        if "-logFile" in words:
-            log = Path(words[words.index("-logFile") + 1])
-            found[int(log.stem.removeprefix("Player-"))] = process
+        with suppress(psutil.Error):  # it has just ended
+            words = process.cmdline()
+            if "-logFile" in words:
+                log = Path(words[words.index("-logFile") + 1])
+                found[int(log.stem.removeprefix("Player-"))] = process
     return found
 
 
