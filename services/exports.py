@@ -23,7 +23,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from pipeline import logs
-from pipeline.learning.export_policy import missing_packages
+from pipeline.learning.export_packages import missing_packages
 
 NICENESS: Final = 19
 _TAIL: Final = 4000

@@ -15,7 +15,6 @@ from pipeline.coordination.snapshots import Snapshots
 from pipeline.errors import CheckpointError, SettingsError
 from pipeline.files import write_atomically
 from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
-from pipeline.learning.export_policy import trained_policy
 from pipeline.messages.service import PolicyWeights
 from pipeline.settings import Settings
 
@@ -49,6 +48,8 @@ def load_player(path: Path) -> Checkpoint:
 
 def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
     """The part of a checkpoint that acts."""
+    from pipeline.learning.export_policy import trained_policy  # torch: most runs take no player from elsewhere
+
     return PolicyWeights(
         behavior=checkpoint.behavior,
         version=checkpoint.version,

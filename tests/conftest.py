@@ -1,4 +1,4 @@
-"""How hypothesis draws its examples.
+"""How hypothesis draws its examples, and what a machine's speed has no say in.
 
 `repeatable`, the default: the same examples at every run, on every machine. A test that fails here
 fails again.
@@ -9,8 +9,10 @@ kept and tried first. `HYPOTHESIS_PROFILE=search pytest tests/queues tests/coord
 
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more of the machine and of what else it does than of the example.
@@ -19,3 +21,18 @@ _ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow
 settings.register_profile("repeatable", derandomize=True, **_ANY_MACHINE)
 settings.register_profile("search", derandomize=False, max_examples=1000, **_ANY_MACHINE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+SLOW_S = 900
+"""What ends a slow test that hangs; how long it takes says more of the machine, as above."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: a full collection need not look at it again, thousands of times."""
+    gc.collect()
+    gc.freeze()

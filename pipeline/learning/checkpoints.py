@@ -31,7 +31,7 @@ from safetensors.numpy import save as save_tensors
 
 from pipeline.errors import CheckpointError
 from pipeline.files import sync_folder, write_atomically
-from pipeline.networks.weights import Arrays, non_finite
+from pipeline.networks.arrays import Arrays, non_finite
 
 FORMAT: Final = 1
 

@@ -21,12 +21,11 @@ from pipeline.learning.export_policy import (
     ExportError,
     Tensors,
     TrainedPolicy,
-    missing_packages,
     require_packages,
     trained_policy,
 )
 
-__all__ = ["FORMATS", "SUFFIXES", "ExportError", "Exported", "Format", "export", "missing_packages"]
+__all__ = ["FORMATS", "SUFFIXES", "ExportError", "Exported", "Format", "export"]
 
 Format = Literal["onnx", "torchscript", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Explained
 from pipeline.learning.checkpoints import Checkpoint
+from pipeline.learning.export_packages import missing_packages
 from pipeline.networks.actor import Actor
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays
@@ -21,7 +21,6 @@ from pipeline.specs import BehaviorSpec, read_spec
 VERSION: Final = 3
 """Of the layout of a model: the one that ML-Agents' packages from 2.0 on load."""
 
-ONNX_PACKAGES: Final = ("onnx", "onnxruntime")
 MASKS: Final = "action_masks"
 MEMORY_IN: Final = "recurrent_in"
 MEMORY_OUT: Final = "recurrent_out"
@@ -147,11 +146,6 @@ def refuse_what_nobody_feeds(policy: TrainedPolicy) -> None:
             expected="a policy of observations, masks and memory: a game gives its model nothing else",
             remedy="train it with network_settings.memory in its place, or export its weights as safetensors",
         )
-
-
-def missing_packages() -> list[str]:
-    """Packages of the extra `onnx` that are not installed."""
-    return [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def require_packages() -> None:

@@ -31,7 +31,8 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.learning.signals import EXTRINSIC, Signals
 from pipeline.messages.service import PolicyWeights, Segments
 from pipeline.networks.actor import Actor
-from pipeline.networks.weights import Arrays, load_arrays, non_finite, to_arrays, weights_sha256
+from pipeline.networks.arrays import Arrays, non_finite, weights_sha256
+from pipeline.networks.weights import load_arrays, to_arrays
 from pipeline.specs import BehaviorSpec, read_spec
 
 CLONING: Final = "cloning."

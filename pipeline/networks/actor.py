@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from pipeline.actions import previous_features
 from pipeline.networks import distributions
+from pipeline.networks.arrays import Arrays
 from pipeline.networks.encoders import Encode, Encoder, Inputs
 from pipeline.networks.recurrent import Layout, Recurrent
 from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import Arrays, to_arrays
+from pipeline.networks.weights import to_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec
 
 MEAN_GAIN: Final = 0.2

@@ -1,8 +1,7 @@
-"""Weights as arrays by name: how they travel, how they are kept, how they are compared."""
+"""Weights of a module as arrays by name, and back."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipeline.errors import CheckpointError
-
-Arrays = dict[str, NDArray[Any]]
+from pipeline.networks.arrays import Arrays
 
 
 def to_arrays(module: nn.Module) -> Arrays:
@@ -39,21 +37,6 @@ def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     for name, tensor in own.items():
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
-
-
-def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name], order="C")
-        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def non_finite(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Names of arrays that hold a NaN or an infinity."""
-    return sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
 
 
 def _shown(described: Mapping[str, tuple[str, tuple[int, ...]]], names: list[str]) -> str:

@@ -15,7 +15,7 @@ from pipeline.errors import CheckpointError
 from pipeline.learning import checkpoints
 from pipeline.learning.checkpoints import CheckpointFolder, DamagedCheckpoint, load
 from pipeline.learning.learner import Learner
-from pipeline.networks.weights import weights_sha256
+from pipeline.networks.arrays import weights_sha256
 
 
 def state_at(trained, version=1):

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from pipeline.actions import to_environment
 from pipeline.errors import CheckpointError
-from pipeline.learning import export_layers, export_policy
+from pipeline.learning import export_layers, export_packages
 from pipeline.learning.export import SUFFIXES, ExportError, export, load_onnx
 from pipeline.learning.export_check import random_inputs
 from pipeline.learning.export_policy import trained_policy
@@ -311,7 +311,7 @@ def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(t
 
 
 def test_missing_packages_are_named_with_how_to_install_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_policy.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(export_packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'sparring\[onnx\]'"):
         export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal.onnx"])
 

@@ -15,12 +15,13 @@ from pipeline.messages import codec
 from pipeline.messages.service import PolicyWeights
 from pipeline.networks import distributions
 from pipeline.networks.actor import Actor
+from pipeline.networks.arrays import non_finite, weights_sha256
 from pipeline.networks.critic import Critic
 from pipeline.networks.limits import Unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
 from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays, non_finite, to_arrays, weights_sha256
+from pipeline.networks.weights import load_arrays, to_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(

@@ -24,6 +24,9 @@ SAME_EVERYWHERE = {
 """The arithmetic of the oldest processors: wider units round otherwise, and a short run that learned on one machine
 might not on the next."""
 
+HANG_S = 500.0
+"""Ends what hangs: a loaded machine of a fraction of the usual speed takes less."""
+
 CONFIG = """
 behaviors:
   Balance:
@@ -87,7 +90,7 @@ class Training:
             self._ended = True
             self._arrived.notify_all()
 
-    def wait_for(self, found: Callable[[list[str]], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, found: Callable[[list[str]], bool], timeout_s: float = HANG_S) -> None:
         """Returns when `found(lines)`; fails at the end of the run or the deadline."""
         with self._arrived:
             held = self._arrived.wait_for(lambda: self._ended or found(self.lines), timeout_s)
@@ -96,19 +99,22 @@ class Training:
                 raise AssertionError("not seen in time:\n" + "\n".join(self.lines))
 
     def updates(self, count: int) -> None:
-        """Returns after `count` more console lines of a behavior."""
+        """Returns after `count` more intervals of a behavior."""
         before = len(progress(self.lines))
         self.wait_for(lambda lines: len(progress(lines)) >= before + count)
 
-    def end(self, timeout_s: float = 120.0) -> int:
-        """Waits for the end; returns the exit status."""
+    def end(self, timeout_s: float = HANG_S) -> int:
+        """Waits for the end, and for all that was printed until then; returns the exit status."""
         try:
             status = self.process.wait(timeout_s)
-            self._collector.join(10)
-            return status
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError("did not end:\n" + "\n".join(self.lines)) from None
+        self._collector.join(timeout_s)
+        assert not self._collector.is_alive(), "something outlives the run and holds its output:\n" + "\n".join(
+            self.lines
+        )
+        return status
 
     def pid(self, part: str) -> int:
         """Process id of the present start of a part."""
@@ -121,8 +127,7 @@ class Training:
 
     def log(self) -> list[dict[str, Any]]:
         """The supervisor's log."""
-        text = (self.directory / "logs" / "supervisor.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return json_lines(self.directory / "logs" / "supervisor.jsonl")
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -153,15 +158,20 @@ def side_by_side(folder: Path, plain: Mapping[str, Any], seeds: Sequence[int]) -
 
 def last_of(training: Training, behavior: str, key: str) -> float:
     """What the last interval of a behavior in which there was any says of `key`; once the run has ended."""
-    assert training.end(240) == 0, "\n".join(training.lines)
-    lines = map(json.loads, (training.directory / "metrics.jsonl").read_text().splitlines())
+    assert training.end() == 0, "\n".join(training.lines)
+    lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
     return float([value for value in values if value is not None][-1])
 
 
-def progress(lines: list[str]) -> list[str]:
-    """Console lines of behaviors."""
-    return [line for line in lines if line.startswith("Balance") and " step " in line]
+def progress(lines: list[str], behavior: str = "Balance") -> list[str]:
+    """Console lines of intervals of a behavior, without those that only say that one takes long."""
+    return [line for line in lines if line.startswith(f"{behavior}  step ") and " produced in " not in line]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that may be written to meanwhile, without one that is not complete yet."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def balanced(books: dict[str, int]) -> bool:

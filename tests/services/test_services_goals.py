@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from services_helpers import last_of, side_by_side
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 STEPS = 3_000
 FIRST_STEPS = 900
@@ -35,7 +36,9 @@ MEMORY = {
 ENCODERS = {"simple": 20, "nature_cnn": 36, "resnet": 15, "match3": 5, "fully_connected": 1}
 
 
-def learned(folder: Path, steps: int, options: dict[str, Any], **changes: dict[str, Any]) -> list[float]:
+def learned(
+    folder: Path, steps: int, options: dict[str, Any], seeds: Sequence[int] = SEEDS, **changes: dict[str, Any]
+) -> list[float]:
     """Mean reward of the episodes in the last tenth of the steps of a lockstep run, for each seed; side by side."""
     schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
     hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3, **schedules} | changes["hyper"]
@@ -53,7 +56,7 @@ def learned(folder: Path, steps: int, options: dict[str, Any], **changes: dict[s
         "pipeline": {"mode": "lockstep"},
     }
     rewards = []
-    for run in side_by_side(folder, plain, SEEDS):
+    for run in side_by_side(folder, plain, seeds):
         rewards.append(last_of(run, "Goal", "reward"))
         assert run.summary["behaviors"]["Goal"]["steps"] <= steps
     return rewards
@@ -71,7 +74,8 @@ def test_it_remembers_a_goal_that_is_shown_for_two_steps(tmp_path: Path) -> None
 
 def test_without_memory_that_goal_can_not_be_learned(tmp_path: Path) -> None:
     """Two steps are not enough to get there; so what the test above shows is memory."""
-    assert max(learned(tmp_path, MEMORY_STEPS, {"memory": True}, network={}, hyper=MEMORY["hyper"])) < 0.7
+    (reward,) = learned(tmp_path, MEMORY_STEPS, {"memory": True}, SEEDS[:1], network={}, hyper=MEMORY["hyper"])
+    assert reward < 0.7
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

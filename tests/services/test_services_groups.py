@@ -9,7 +9,7 @@ import pytest
 import yaml
 from services_helpers import last_of, side_by_side
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 STEPS = 3_000
 BUFFER = 64

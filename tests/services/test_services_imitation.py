@@ -14,7 +14,7 @@ from pipeline.demonstrations.tape import Tape
 from pipeline.messages.simulator import BehaviorActions
 from pipeline.simulation.goal import SUCCESS, Goal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 EPISODES = 20
 EXPERT = SUCCESS - 4 * 0.01

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from pipeline.simulation.duel import Duel
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 BUFFER = 64
 LEARNING = {

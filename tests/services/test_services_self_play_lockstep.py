@@ -137,7 +137,6 @@ def outcome(folder: Path, file: Path, run_id: str, *arguments: str) -> tuple[lis
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("asymmetric", "simulators"), [(False, 2), (True, 1)], ids=["symmetric-2", "asymmetric-1"])
 def test_a_run_repeats_itself_as_processes_and_in_one(tmp_path: Path, asymmetric: bool, simulators: int) -> None:
     file = tmp_path / "duel.yaml"

@@ -94,6 +94,6 @@ def test_a_simulator_without_the_script_ends_the_run_with_the_reason(tmp_path: P
         "simulators: [{name: duel}]\n"
     )
     training = Training(tmp_path, str(file))
-    assert training.end(60) == 1
+    assert training.end() == 1
     text = "\n".join(training.lines)
     assert re.search(r"got behavior Goal with scripts \[\]; expected \['keeper'\] too", text.replace("\n", " ")), text

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from self_play_runs import KINDS, plain_settings
+from services_helpers import HANG_S
 
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
@@ -105,7 +106,7 @@ def test_a_refusal_leaves_no_folder(tmp_path: Path, refused: Refusal) -> None:
 def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
     """What a tournament prints, its folder, and `tournament.json`."""
     command = [sys.executable, "-m", "services", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (own,) = folder.glob("tournament-*")
     return ended.stdout, own, json.loads((own / "tournament.json").read_text())
@@ -130,7 +131,6 @@ def check_standings(content: dict[str, Any], players: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Path) -> None:
     """A table on the console, `tournament.json` and a heat map; the run itself stays as it was."""
     folder = finished_run(tmp_path / "duel")
@@ -149,7 +149,6 @@ def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_players_of_two_asymmetric_runs_meet_on_both_sides_in_one_process(tmp_path: Path) -> None:
     """Each player has a policy for each behavior name, and plays every side against every other."""
     first = finished_run(tmp_path / "first", "asymmetric", checkpoints=1)

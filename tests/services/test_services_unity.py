@@ -7,7 +7,6 @@ import json
 import math
 import re
 import signal
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_restarts_are_limited_as_the_settings_say(
 
 def finished(training: Training, behavior: str, count: int) -> None:
     """A run that completed: books balance, the simulators counted the same steps, each player was told to quit."""
-    assert training.end(200) == 0, "\n".join(training.lines)
+    assert training.end() == 0, "\n".join(training.lines)
     result = training.summary
     books = result["behaviors"][behavior]["books"]
     assert result["status"] == "completed"
@@ -166,7 +165,6 @@ def finished(training: Training, behavior: str, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
     """In lockstep, twelve agents in all, 24,000 steps: balls stay up many times as long as untrained."""
     runs = {}
@@ -182,7 +180,6 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_one_player_and_four_learn_goal_and_hear_what_the_run_says(tmp_path: Path) -> None:
     """A mean reward above 0.9 within 1500 steps, at best it is 1.02, by chance below 0; one as processes.
 
@@ -221,21 +218,26 @@ def test_one_player_and_four_learn_goal_and_hear_what_the_run_says(tmp_path: Pat
 
 # ---------------------------------------------------------------- runs with players that fail
 
-STALL_S = 6
-BACKOFF_S = 6.0
+STALL_S = 20
+"""A healthy player starts within it, beside all others on a slow machine."""
 
 
 def faulty(folder: Path) -> Path:
-    """Player 1 stalls and player 2 sends NaN after some messages of their first start; the others are healthy."""
+    """Players 1 and 3 stall and player 2 sends NaN after some messages of their first start; the other is healthy.
+
+    Whoever starts again waits at a gate, which `{folder}/open` opens.
+    """
     program = executable(folder, "--game", "balance", "--areas", "12")
     run = program.read_text().splitlines()[1]
     program.write_text(
         f"""#!/bin/sh
-if [ "$SPARRING_NUMBER" != 0 ] && mkdir "{folder}/started-$SPARRING_NUMBER"; then
+if mkdir "{folder}/started-$SPARRING_NUMBER"; then
   case "$SPARRING_NUMBER" in
-    1) set -- "$@" --stall-after 150;;
+    1|3) set -- "$@" --stall-after 150;;
     2) set -- "$@" --nan-after 150;;
   esac
+else
+  until test -e "{folder}/open"; do sleep 0.1; done
 fi
 {run}
 """
@@ -243,31 +245,31 @@ fi
     return program
 
 
-def stalled(training: Training) -> float:
-    """When player 1 stalled, by its own log, in seconds."""
-    found = re.search(r"(\S+ \S+) ERROR stalled", (training.directory / "run_logs" / "Player-1.log").read_text())
-    assert found is not None
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-
-
-def at(entry: dict[str, Any]) -> float:
-    """When a line of a log was written, in seconds."""
-    return datetime.fromisoformat(entry["timestamp"]).timestamp()
+def stalled(training: Training, number: int) -> bool:
+    """Whether a player does no more, by its own log."""
+    path = training.directory / "run_logs" / f"Player-{number}.log"
+    return path.exists() and " ERROR stalled" in path.read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_one_killed_one_stalled_one_that_sends_nan_and_one_that_goes_on(tmp_path: Path) -> None:
     """Each is told by name, phase and cause and comes back; meanwhile the steps of the fourth go on rising."""
-    own = {**BEHAVIOR, "max_steps": 10_000_000}
-    restarts: dict[str, Any] = {"pipeline": {"restarts": {"backoff_s": BACKOFF_S}}}
-    config = settings(tmp_path, "Balance", own=own, **restarts)
+    buffer = 512
+    hyper = {**BEHAVIOR["hyperparameters"], "buffer_size": buffer}
+    own = {**BEHAVIOR, "hyperparameters": hyper, "summary_freq": buffer, "max_steps": 10_000_000}
+    config = settings(tmp_path, "Balance", own=own)
     training = train(tmp_path, config, faulty(tmp_path), 4, "--timeout-wait", str(STALL_S))
-    training.wait_for(_told("simulator-2"))
+    training.wait_for(lambda _: stalled(training, 3))
     players(training)[3].kill()
-    for part in ("simulator-3", "simulator-1"):
+    for part in ("simulator-2", "simulator-3"):
         training.wait_for(_told(part))
-    training.wait_for(lambda _: all(len(_events(training, "started", f"simulator-{n}")) == 2 for n in (1, 2, 3)))
+    training.wait_for(lambda _: stalled(training, 1))
+    training.updates(2)  # they tell of all that was done before
+    alone = intervals(training, "Balance")[-1]["step"] + 2 * 2 * buffer  # twice what may be in flight of all of them
+    training.wait_for(lambda _: intervals(training, "Balance")[-1]["step"] > alone)
+    (tmp_path / "open").touch()
+    training.wait_for(_told("simulator-1"))
+    training.wait_for(lambda _: all(len(_events(training, "started", f"simulator-{n}")) >= 2 for n in (1, 2, 3)))
     training.wait_for(lambda _: _connected(training) == 4)
     training.updates(2)
     family = psutil.Process(training.process.pid).children(recursive=True)
@@ -275,7 +277,9 @@ def test_one_killed_one_stalled_one_that_sends_nan_and_one_that_goes_on(tmp_path
     assert training.end() == 0, "\n".join(training.lines)
 
     failed = {n: _events(training, "failed", f"simulator-{n}") for n in range(4)}
-    assert [len(failed[n]) for n in range(4)] == [0, 1, 1, 1]
+    assert [bool(failed[n]) for n in range(4)] == [False, True, True, True]
+    at_the_gate = [again["error"] for number in (1, 2, 3) for again in failed[number][1:]]  # for longer than STALL_S
+    assert all("launched: nothing in" in error for error in at_the_gate)
     causes = {
         1: rf"Unity player 1, stepping: nothing in {STALL_S} s; .*--timeout-wait.*stalled after 150 messages",
         2: r"Unity player 2, stepping: NaN or infinity in observation 'VectorSensor_size8' of agent \d+ of Balance",
@@ -285,11 +289,8 @@ def test_one_killed_one_stalled_one_that_sends_nan_and_one_that_goes_on(tmp_path
         assert re.search(cause, failed[number][0]["error"]), failed[number][0]["error"]
         assert any(re.search(cause, line) for line in training.lines)
 
-    began = max(at(failed[2][0]), at(failed[3][0]), stalled(training))
-    ended = min(at(_events(training, "started", f"simulator-{number}")[1]) for number in (1, 2, 3))
-    alone = [line["step"] for line in intervals(training, "Balance") if began < line["time_s"] < ended]
-    assert len(alone) >= 2, (began, ended)
-    assert alone == sorted(set(alone))
+    steps = [line["step"] for line in intervals(training, "Balance")]
+    assert steps == sorted(set(steps))
 
     books = training.summary["behaviors"]["Balance"]["books"]
     assert training.summary["status"] == "stopped"
@@ -313,7 +314,6 @@ def _connected(training: Training) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_player_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
     """By the limit in all or by that of a period, while the other is -1; the message says how often and why."""
     program = executable(tmp_path, "--crash-at", "launch")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
-from services_helpers import SAME_EVERYWHERE, Training
+from services_helpers import SAME_EVERYWHERE, Training, json_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from unity_bridge import free_ports, heard
@@ -54,14 +54,15 @@ def players(training: Training) -> dict[int, psutil.Process]:
     """The players of a run that live, by their number."""
     found = {}
     for process in psutil.Process(training.process.pid).children(recursive=True):
-        words = process.cmdline()
-        if "-logFile" in words:
-            log = Path(words[words.index("-logFile") + 1])
-            found[int(log.stem.removeprefix("Player-"))] = process
+        with suppress(psutil.Error):  # it has just ended
+            words = process.cmdline()
+            if "-logFile" in words:
+                log = Path(words[words.index("-logFile") + 1])
+                found[int(log.stem.removeprefix("Player-"))] = process
     return found
 
 
 def intervals(training: Training, behavior: str) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl` of a behavior, in order."""
-    lines = map(json.loads, (training.directory / "metrics.jsonl").read_text().splitlines())
+    lines = json_lines(training.directory / "metrics.jsonl")
     return [line for line in lines if line["type"] == "interval" and line["behavior"] == behavior]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,17 +88,22 @@ def heard(path: Path, kind: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "heard"} for one in said if one["heard"] == kind]
 
 
+WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST_PORTS: Final = itertools.cycle(range(20_000 + 1_500 * WORKER, 21_500 + 1_500 * WORKER, 10))
+"""Below those that the system gives to whoever asks for any, and apart for each worker: what is free stays so until it
+is used, however long that takes."""
+
+
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row on which nobody listens."""
-    for _ in range(100):
+    """The first of so many ports in a row on which nobody listens; at most 10."""
+    for first in itertools.islice(FIRST_PORTS, 100):
         with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
             try:
-                for port in range(first + 1, first + count):
+                for port in range(first, first + count):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
-        return int(first)
+        return first
     raise AssertionError(f"no {count} free ports in a row")
 
 

@@ -1,0 +1,27 @@
+"""Weights as arrays by name: how they travel, how they are kept, how they are compared. Loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def non_finite(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Names of arrays that hold a NaN or an infinity."""
+    return sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
