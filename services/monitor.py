@@ -138,7 +138,7 @@ async def monitor(
     Cancelled: the files are as they were within the last second; no curves are drawn.
     """
     subscriptions: dict[str, Subscription] = {}
-    display = console.display(stream, clock)
+    display = console.display(stream, clock, _console_gone)
     try:
         for service in run.services:
             subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
@@ -156,6 +156,11 @@ async def monitor(
         with anyio.CancelScope(shield=True):
             for subscription in subscriptions.values():
                 await subscription.aclose()
+
+
+def _console_gone(error: OSError) -> None:
+    """The files say it all; training does not depend on who looks on."""
+    logs.get().warning("console_gone", error=str(error))
 
 
 async def _follow(subscription: Subscription, watch: Watch) -> None:

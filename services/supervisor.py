@@ -358,7 +358,14 @@ class Supervisor:
                 await part.ended.wait()
         for part in parts if ask else ():
             if part.failure and part not in late and self._signals < 2:
-                self._spoil(f"{part.name} failed at the end: {part.failure}")
+                self._failed_at_end(part)
+
+    def _failed_at_end(self, part: Part) -> None:
+        """Learners and coordination had to keep what they hold."""
+        if part.name == "coordination" or part.name.startswith("learning-"):
+            self._spoil(f"{part.name} failed at the end: {part.failure}")
+        else:
+            self._log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
 
     def _write_summary(self, wall_s: float) -> None:
         figures = self._figures()
