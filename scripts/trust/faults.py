@@ -62,8 +62,8 @@ def _range(values: Sequence[float], form: str) -> str:
 
 
 def chosen(words: Sequence[str]) -> list[str]:
-    """Rows that contain one of the words; all without any."""
-    return [row for row in ROWS if not words or any(word in row for word in words)]
+    """Rows that contain one of the words, in the order of these; all without any."""
+    return list(dict.fromkeys(row for word in words or [""] for row in ROWS if word in row))
 
 
 def attempt(row: str, mode: str, number: int, seconds: float, root: Path) -> tuple[str, str, Outcome | str]:

@@ -338,7 +338,7 @@ def disk(bench: Bench, *, freed: bool) -> Outcome:
     place = bench.folder / "small"
     with small_disk(place, DISK_MB) as small:
         try:
-            with bench.trial(results=place, period_s=600.0, budget=50 if freed else 4) as trial:
+            with bench.trial(results=place, patience_s=LONG_S if freed else 2 * RECOVERY_S) as trial:
                 trial.under_way()
                 began, trained = time.monotonic(), trial.trained()
                 small.fill()

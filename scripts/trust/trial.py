@@ -50,7 +50,7 @@ def in_flight(mode: str) -> int:
 
 
 def configuration(
-    mode: str, seconds: float, *, simulator: Sequence[str] = (), budget: int = 50, period_s: float = 600.0
+    mode: str, seconds: float, *, simulator: Sequence[str] = (), budget: int = 50, patience_s: float = LONG_S
 ) -> dict[str, Any]:
     """Settings of a run.
 
@@ -58,8 +58,8 @@ def configuration(
         mode: `overlap` or `lockstep`.
         seconds: that it takes about, without its start and without faults.
         simulator: arguments before and after those of the built-in simulator, divided by "...".
-        budget: of restarts, within `period_s`.
-        period_s: seconds.
+        budget: of restarts.
+        patience_s: with a run that does not go on.
     """
     cut = list(simulator).index("...") if "..." in simulator else 0
     command = [sys.executable, "-m", "services", "simulator", "balance", "--areas", str(AREAS), "--slow", str(SLOW_MS)]
@@ -86,7 +86,8 @@ def configuration(
             "recovery_interval": RECOVERY_S,
             "heartbeat_s": 1.0,
             "simulator_timeout_s": SILENCE_S,
-            "restarts": {"budget": budget, "period_s": period_s, "backoff_s": 0.2, "backoff_max_s": 2.0},
+            "restarts": {"budget": budget, "backoff_s": 0.2, "backoff_max_s": 2.0},
+            "stall_timeout_s": patience_s,
         },
     }
 
