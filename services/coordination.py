@@ -276,14 +276,20 @@ class Coordination:
         self._unwritten = True
         self._context.writing.failed(error, "the state of coordination")
 
-    async def close(self) -> None:
-        """Writes the books a last time.
+    async def end(self) -> None:
+        """Holds what is queued, writes the books a last time, and publishes how all stands.
 
         Raises:
-            NoRoom: they could not be written.
+            NoRoom: the books could not be written.
         """
+        for route in self.routes.values():
+            route.empty()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
-        await self._context.writing.until_done(self._settle, "the books", limit_s)
+        try:
+            await self._context.writing.until_done(self._settle, "the books", limit_s)
+        finally:
+            self.refresh()
+            self.publish()
 
     def save(self) -> None:
         """Writes the books, then acknowledges to assembly what the learners have acknowledged.
@@ -439,13 +445,9 @@ async def run(context: Context) -> None:
         context.waiting_for = "segments"
         await context.stop.wait()
         tasks.cancel_scope.cancel()
-    for route in coordination.routes.values():
-        route.empty()
     try:
-        await coordination.close()
+        await coordination.end()
     finally:
-        coordination.refresh()
-        coordination.publish()
         board.publish("metrics", context.registry.snapshot(context.wall_clock()))
 
 
