@@ -15,6 +15,7 @@
     |   |-- Closed               this end was closed in order
     |   `-- Broken               the other end is gone
     `-- ServiceError             a process of the run failed, stalled or gave up
+        `-- NoRoom               ... because what it needs to keep could not be written
 
 A message says what was got, what was expected and what to do about it.
 """
@@ -108,8 +109,15 @@ class ServiceError(SparringError):
     """A process of the run failed, stalled or gave up."""
 
 
+class NoRoom(ServiceError):
+    """What a process needs to keep could not be written."""
+
+
 UNUSABLE: Final = 3
 """Exit status of a process whose failure a restart can not mend."""
+
+NO_ROOM: Final = 28
+"""Exit status of a process that could not write what it needs to keep: on a full disk it can not say why."""
 
 CAN_NOT_START: Final = 127
 """Exit status in the place of a program that could not be started, as shells have it."""

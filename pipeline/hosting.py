@@ -1,19 +1,16 @@
 """Where a service runs: as a process of its own, or as a task beside others.
 
 Both hosts start services and simulators and say how they ended. A process holds the reading end of a
-pipe whose writing end only the supervisor has: when that closes, however the supervisor died, the
-process ends at once.
+pipe whose writing end only the supervisor has (`pipeline/lifeline.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -23,9 +20,9 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from pipeline import logs
-from pipeline.errors import CAN_NOT_START, UNUSABLE, SparringError, first_failure
+from pipeline.errors import CAN_NOT_START, NO_ROOM, UNUSABLE, SparringError, first_failure
+from pipeline.lifeline import PIPE_VARIABLE
 
-PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 _TAIL: Final = 8192
 
 
@@ -56,12 +53,14 @@ class Process:
     Args:
         process: started, in a session of its own.
         errors: file that holds its standard error, for the last words.
+        offset: where those of this start begin.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path, offset: int = 0) -> None:
         self._process = process
         self._errors = errors
-        self._offset = 0
+        self._offset = offset
+        self._asked = False
 
     @property
     def pid(self) -> int | None:
@@ -71,19 +70,22 @@ class Process:
     @property
     def hopeless(self) -> bool:
         """Whether it said that a restart would not help."""
-        return self._process.returncode in (UNUSABLE, CAN_NOT_START)
+        return self._process.returncode in (UNUSABLE, NO_ROOM, CAN_NOT_START)
 
     async def wait(self) -> str:
         """Returns when it has ended."""
         status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
-        if status == 0:
+        if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it could listen
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        if status == NO_ROOM:
+            how += ", no room on the disk"
         words = await anyio.to_thread.run_sync(self._last_words)
         return f"{how}: {words}" if words else how
 
     def stop(self) -> None:
         """Sends SIGTERM."""
+        self._asked = True
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
@@ -95,7 +97,7 @@ class Process:
     def _last_words(self) -> str:
         """The end of its standard error: the line that names the failure."""
         try:
-            text = self._errors.read_bytes()[-_TAIL:].decode(errors="replace")
+            text = self._errors.read_bytes()[self._offset :][-_TAIL:].decode(errors="replace")
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -136,6 +138,7 @@ class ProcessHost:
         """
         path = self._logs / f"{name}.stderr"
         with path.open("ab") as errors:
+            offset = errors.tell()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -147,7 +150,7 @@ class ProcessHost:
                 # the same, because Linux compares niceness only within one (sched_autogroup).
                 process_group=0,
             )
-        return Process(process, path)
+        return Process(process, path, offset)
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it when we are gone. Raises as `start`."""
@@ -215,23 +218,6 @@ def start_task(tasks: TaskGroup, name: str, work: Callable[[anyio.Event], Awaita
     task = Task(name)
     tasks.start_soon(task.run, work)
     return task
-
-
-def end_with_supervisor() -> None:
-    """Makes this process end when its supervisor does; does nothing where it was started alone."""
-    text = os.environ.pop(PIPE_VARIABLE, "")
-    if not text:
-        return
-    if sys.platform == "linux":  # also ends a process that is stopped and can not read its pipe
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    descriptor = int(text)
-    threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()
-
-
-def _end_at_close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.read(descriptor, 1)
-    os._exit(1)
 
 
 _LIMITERS: dict[int, anyio.CapacityLimiter] = {}

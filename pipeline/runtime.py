@@ -24,6 +24,7 @@ from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQu
 from pipeline.settings.model import Settings
 from pipeline.specs import BehaviorSpec
 from pipeline.stepping.listening import listen
+from pipeline.writing import Writing
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -131,6 +132,7 @@ class Context:
         compute: runs long work beside the loop.
         listen: opens the endpoint for simulators.
         registry: the service's numbers.
+        writing: what it does where the disk is full; it gives up as late as a stall is reported.
     """
 
     run: Run
@@ -145,10 +147,12 @@ class Context:
     compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
     registry: Registry = field(init=False)
+    writing: Writing = field(init=False)
     waiting_for: str = ""
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.service, self.start)
+        self.writing = Writing(self.registry, self.log, self.clock, self.run.settings.pipeline.stall_timeout_s)
 
     def note_sender(self, name: str, queue: SendingQueue) -> None:
         """Publishes how a sending end fares."""

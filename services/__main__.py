@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.errors import SettingsError, SparringError
+from pipeline.lifeline import end_with_supervisor
 
 COMMANDS: Final = {
     "train": "train from a configuration",
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
+            if name == "service":  # first: until all it imports is loaded, its supervisor may be gone
+                end_with_supervisor()
             module = importlib.import_module(f"services.{name}")
             module.add_arguments(command)
             command.set_defaults(handler=module.run)

@@ -32,6 +32,7 @@ from pipeline.errors import Closed
 from pipeline.files import write_atomically
 from pipeline.messages.service import (
     BehaviorSpecs,
+    Cut,
     Cuts,
     LearnerState,
     Permit,
@@ -78,6 +79,7 @@ class Coordination:
         self.teaching = Teaching({}, {}, None) if teaching is None else teaching
         self._assigned = 0
         self._late = False
+        self._unwritten = False
         self._specs: dict[str, BehaviorSpec] = {}
         self._sources: dict[str, str] = {}
         self._versions: dict[str, int] = {}
@@ -129,7 +131,10 @@ class Coordination:
         """A learner under self-play has published weights."""
         weights = latest.get("weights")
         if isinstance(weights, PolicyWeights) and self._ghosts is not None:
-            self._ghosts.weights(weights)
+            try:
+                self._ghosts.weights(weights)
+            except OSError as error:
+                self._wait_for_room(error)
             self.publish()
 
     def learning(self, route: Route, latest: Mapping[str, Any]) -> None:
@@ -151,14 +156,21 @@ class Coordination:
     # ---------------------------------------------------------------- what is said
 
     def publish(self) -> None:
-        """Publishes assignment and lessons, the permits and cuts that follow from the ledgers, and the run's end."""
+        """Publishes assignment and lessons, the permits and cuts that follow from the ledgers, and the run's end.
+
+        Where the disk is full, what has to be on it first waits for `settle`.
+        """
+        try:
+            self._publish()
+        except OSError as error:
+            self._wait_for_room(error)
+
+    def _publish(self) -> None:
         self._assign()
         self.teaching.publish(self._board, self.save)
         permits: dict[str, dict[str, Permit]] = {source: {} for source in self._sources.values()}
-        cuts = False
         for name, route in self.routes.items():
             if route.ledger.next_cut():
-                cuts = True
                 self._context.registry.add(f"cuts/{name}")
             if self._ghosts is not None and not self._ghosts.knows(name, route.ledger.version):
                 continue  # who plays with these weights is not decided yet
@@ -172,7 +184,7 @@ class Coordination:
             if self._said.get(source) != said:
                 self._said[source] = said
                 self._board.publish(f"permits:{start_name(source)}", Permits(source=source, behaviors=granted))
-        if cuts:
+        if self._said.get("cuts", {}) != self._cuts:
             self.save()  # a later start must not give the serial to another cut
             self.publish_cuts()
         general = (len(self._specs), self.finished)
@@ -207,8 +219,12 @@ class Coordination:
 
     def publish_cuts(self) -> None:
         """Publishes the latest cut of each behavior."""
-        latest = {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
+        self._said["cuts"] = latest = self._cuts
         self._board.publish("cuts", Cuts(behaviors=latest))
+
+    @property
+    def _cuts(self) -> dict[str, Cut]:
+        return {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
 
     def state(self) -> RunState:
         """The run as it stands."""
@@ -245,12 +261,42 @@ class Coordination:
     async def settle(self) -> None:
         """Writes the books and acknowledges what they hold, whenever a learner has acknowledged."""
         while True:
-            if any(route.releasable for route in self.routes.values()):
-                self.save()
+            if self._unwritten or any(route.releasable for route in self.routes.values()):
+                await self._context.writing.until_done(self._settle, "the books")
             await anyio.sleep(_SAVE_INTERVAL_S)
 
+    async def _settle(self) -> None:
+        self.save()
+        if self._unwritten:
+            self._unwritten = False
+            self.publish()
+
+    def _wait_for_room(self, error: OSError) -> None:
+        """Something could not be written: it is by `settle`, and what waits for that is published then."""
+        self._unwritten = True
+        self._context.writing.failed(error, "the state of coordination")
+
+    async def end(self) -> None:
+        """Holds what is queued, writes the books a last time, and publishes how all stands.
+
+        Raises:
+            NoRoom: the books could not be written.
+        """
+        for route in self.routes.values():
+            route.empty()
+        limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
+        try:
+            await self._context.writing.until_done(self._settle, "the books", limit_s)
+        finally:
+            self.refresh()
+            self.publish()
+
     def save(self) -> None:
-        """Writes the books, then acknowledges to assembly what the learners have acknowledged."""
+        """Writes the books, then acknowledges to assembly what the learners have acknowledged.
+
+        Raises:
+            OSError: the disk is full or the folder can not be written; nothing is acknowledged.
+        """
         counts = {name: route.releasable for name, route in self.routes.items()}
         state = {
             "behaviors": {name: route.to_plain() for name, route in self.routes.items()},
@@ -399,12 +445,10 @@ async def run(context: Context) -> None:
         context.waiting_for = "segments"
         await context.stop.wait()
         tasks.cancel_scope.cancel()
-    for route in coordination.routes.values():
-        route.empty()
-    coordination.save()
-    coordination.refresh()
-    coordination.publish()
-    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+    try:
+        await coordination.end()
+    finally:
+        board.publish("metrics", context.registry.snapshot(context.wall_clock()))
 
 
 async def _give_up(coordination: Coordination, limit_s: float) -> None:

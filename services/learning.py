@@ -78,7 +78,7 @@ class Learning:
             await self._go_on(versions_seen)
         every = self._behavior.steps_between_checkpoints
         self._next_checkpoint = (self._learner.trained // every + 1) * every
-        self.publish(weights=True)
+        await self._publish_weights()
 
     async def _go_on(self, versions_seen: int) -> None:
         """Takes the newest checkpoint, and a version above every one that was given out.
@@ -114,7 +114,7 @@ class Learning:
                 await self._update()
                 registry.add("update_s", clock() - began)
                 await self._keep()
-            await self._save()
+            await self._context.writing.until_done(self._save, "the last checkpoint")
             self.publish()
             if not self._alone:  # the simulators go on for the others, and need permits for this one's agents
                 await self._discard()
@@ -122,16 +122,30 @@ class Learning:
             return
 
     async def finish(self) -> None:
-        """Keeps the weights as they are."""
-        await self._save()
+        """Keeps the weights as they are.
+
+        Raises:
+            NoRoom: they could not be written.
+        """
+        limit_s = self._pipeline.stop_timeout_s / 2
+        try:
+            await self._context.writing.until_done(self._save, "the last checkpoint", limit_s)
+        finally:
+            self.publish()
+
+    async def _publish_weights(self) -> None:
+        """Publishes the weights, then the state: a permit never comes before the weights that it is for."""
+        # Whatever dies in between, no version is given twice.
+        await self._context.writing.until_done(self._note_version, "the version of the next weights")
+        self._policies.publish("weights", self._learner.weights())
         self.publish()
 
-    def publish(self, *, weights: bool = False) -> None:
-        """Publishes the state, after the weights where they are new: a permit then never comes before them."""
+    async def _note_version(self) -> None:
+        self._folder.note_version(self._learner.version)
+
+    def publish(self) -> None:
+        """Publishes the state."""
         learner = self._learner
-        if weights:
-            self._folder.note_version(learner.version)  # first: whatever dies in between, no version is given twice
-            self._policies.publish("weights", learner.weights())
         self._board.publish(
             "state",
             LearnerState(
@@ -211,7 +225,7 @@ class Learning:
         report = await self._context.compute(partial(learner.update, everything=self._lockstep))
         self._training = 0
         self._note(report)
-        self.publish(weights=True)
+        await self._publish_weights()
 
     def _note(self, report: UpdateReport) -> None:
         registry, name = self._context.registry, self._learner.behavior
@@ -260,7 +274,14 @@ class Learning:
     # ---------------------------------------------------------------- checkpoints
 
     async def _keep(self) -> None:
-        """Writes the checkpoints that are due."""
+        """Writes the checkpoints that are due. One that can not be written is tried again with the next."""
+        try:
+            await self._write_due()
+        except OSError as error:
+            self._context.writing.failed(error, "a checkpoint")
+            self._recovered_at = self._context.clock()
+
+    async def _write_due(self) -> None:
         if self._learner.trained >= self._next_checkpoint:
             every = self._behavior.steps_between_checkpoints
             self._next_checkpoint = (self._learner.trained // every + 1) * every

@@ -38,6 +38,7 @@ from pipeline.monitoring.pace import Pace
 from pipeline.monitoring.summary import Figures, figures
 from pipeline.queues.interface import Board, Subscription, Transport
 from pipeline.runtime import Context
+from pipeline.writing import Writing
 
 KEY = "metrics"
 """Board key under which every service publishes its numbers."""
@@ -132,20 +133,21 @@ async def monitor(
         board: where these are published, if anywhere.
 
     Raises:
-        ExceptionGroup: of OSError where a file of the run can not be written.
+        OSError: at the end, or at the start, a file of the run can not be written; in between that is counted.
 
     Cancelled: the files are as they were within the last second; no curves are drawn.
     """
     subscriptions: dict[str, Subscription] = {}
-    display = console.display(stream, clock)
+    display = console.display(stream, clock, _console_gone)
     try:
         for service in run.services:
             subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
         watch = Watch(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
+        writing = Writing(registry, logs.get(), clock, limit_s=0)
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
                 tasks.start_soon(_follow, subscription, watch)
-            tasks.start_soon(_tick, watch, registry, board, run.tick_s, wall_clock)
+            tasks.start_soon(_tick, watch, registry, writing, board, run.tick_s, wall_clock)
             await stop.wait()
             tasks.cancel_scope.cancel()
         watch.finish()
@@ -154,6 +156,11 @@ async def monitor(
         with anyio.CancelScope(shield=True):
             for subscription in subscriptions.values():
                 await subscription.aclose()
+
+
+def _console_gone(error: OSError) -> None:
+    """The files say it all; training does not depend on who looks on."""
+    logs.get().warning("console_gone", error=str(error))
 
 
 async def _follow(subscription: Subscription, watch: Watch) -> None:
@@ -166,11 +173,14 @@ async def _follow(subscription: Subscription, watch: Watch) -> None:
 
 
 async def _tick(
-    watch: Watch, own: Registry, board: Board | None, period_s: float, wall_clock: Callable[[], float]
+    watch: Watch, own: Registry, writing: Writing, board: Board | None, period_s: float, wall_clock: Callable[[], float]
 ) -> None:
     while True:
         own.add("ticks")
-        own.add("intervals", watch.tick())
+        try:
+            own.add("intervals", watch.tick())
+        except OSError as error:  # what it would have said is in the next ones, or is one line less
+            writing.failed(error, "metrics")
         if board is not None:
             board.publish(KEY, own.snapshot(wall_clock()))
         await anyio.sleep(period_s)

@@ -14,8 +14,7 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import UNUSABLE, SparringError, first_failure
-from pipeline.hosting import end_with_supervisor
+from pipeline.errors import NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
 from services.topology import ServicePlan, load_run, plan_of
@@ -36,7 +35,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SparringError: the run's folder can not be read, or the service can not work.
     """
-    end_with_supervisor()
     directory = args.run.absolute()
     prepared, endpoints = load_run(directory)
     plan = plan_of(prepared, args.name)
@@ -55,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if isinstance(error, NoRoom):
+            return NO_ROOM
         return UNUSABLE if known else 1
     return 0
 

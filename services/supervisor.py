@@ -25,9 +25,10 @@ from anyio.abc import TaskGroup
 from pipeline import logs
 from pipeline.files import write_atomically
 from pipeline.hosting import Hosted, ProcessHost
-from pipeline.messages.service import AssemblyState, LearnerState, RunState
+from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
+from pipeline.writing import COUNTER
 from services.exports import Exports
 from services.topology import Restarts, ServicePlan, SimulatorPlan, Topology
 
@@ -39,6 +40,9 @@ START_S = 90.0
 
 EXPORT_S = 60.0
 """For the exports of the last checkpoints."""
+
+WRITES_S = 10.0
+"""How often a service that can not write is told of."""
 
 _LOOK_S = 0.5
 BOARD_PACE_S = 0.25
@@ -64,6 +68,7 @@ class Part:
         starts: how often it was started.
         failures: when it failed lately.
         stopping: it is being ended: its end is no failure.
+        failure: what went wrong while it was being ended; "" for nothing.
         ended: it is not started any more.
     """
 
@@ -75,6 +80,7 @@ class Part:
     started_at: float = 0.0
     failures: deque[float] = field(default_factory=deque)
     stopping: bool = False
+    failure: str = ""
     ended: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -112,6 +118,7 @@ class Supervisor:
         self._status: Status = "completed"
         self._error: str | None = None
         self._signals = 0
+        self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
         wanted = self._settings.export and topology.run.playing is None
         self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
 
@@ -122,8 +129,8 @@ class Supervisor:
         """
         began = self._clock()
         async with anyio.create_task_group() as tasks:
-            for name in self._run.services:
-                self._boards[name] = await self._transport.subscribe(name, BOARD_PACE_S)
+            for plan in self._topology.services:
+                self._boards[plan.name] = await self._transport.subscribe(plan.name, BOARD_PACE_S)
             tasks.start_soon(self._signalled)
             for plan in self._topology.services:
                 self._keep(tasks, plan.name, partial(self._start_service, plan))
@@ -179,9 +186,10 @@ class Supervisor:
                     return
                 self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
-                if part.stopping or self._over.is_set():
+                if part.stopping:
+                    part.failure = failure
                     return
-                if not await self._may_restart(part, failure):
+                if self._over.is_set() or not await self._may_restart(part, failure):
                     return
         finally:
             part.ended.set()
@@ -254,6 +262,12 @@ class Supervisor:
                     self._log.info("stopping", cause="signal", notice=True)
                     self._end("stopped", None)
 
+    def _spoil(self, error: str) -> None:
+        """The end itself failed: what was to be kept may not have been."""
+        self._log.error("end_failed", error=error, notice=True)
+        if self._status != "failed":
+            self._status, self._error = "failed", error
+
     def _fail(self, error: str) -> None:
         self._log.error("run_failed", error=error, notice=True)
         self._end("failed", error)
@@ -272,6 +286,7 @@ class Supervisor:
             now = self._clock()
             for name, board in self._boards.items():
                 self._check_answers(self._parts[name], board, now)
+                self._check_writes(name, board, now)
             latest = self._progress()
             if latest != progress:
                 progress, changed = latest, now
@@ -287,6 +302,15 @@ class Supervisor:
             self._log.warning("silent", part=part.name, seconds=round(since, 1), notice=True)
             part.started_at = now
             part.hosted.kill()
+
+    def _check_writes(self, name: str, board: Subscription, now: float) -> None:
+        """Tells of a service that can not write: on a full disk its own log can not either."""
+        metrics = board.latest.get("metrics")
+        count = metrics.counters.get(COUNTER, 0) if isinstance(metrics, Metrics) else 0
+        told, at = self._unwritten.get(name, (0, -WRITES_S))
+        if count > told and now - at >= WRITES_S:
+            self._unwritten[name] = count, now
+            self._log.warning("not_written", part=name, times=count, folder=str(self._run.directory), notice=True)
 
     def _progress(self) -> tuple[float, ...]:
         found = []
@@ -332,6 +356,16 @@ class Supervisor:
         with anyio.move_on_after(5.0):
             for part in late:
                 await part.ended.wait()
+        for part in parts if ask else ():
+            if part.failure and part not in late and self._signals < 2:
+                self._failed_at_end(part)
+
+    def _failed_at_end(self, part: Part) -> None:
+        """Learners and coordination had to keep what they hold."""
+        if part.name == "coordination" or part.name.startswith("learning-"):
+            self._spoil(f"{part.name} failed at the end: {part.failure}")
+        else:
+            self._log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
 
     def _write_summary(self, wall_s: float) -> None:
         figures = self._figures()
@@ -356,7 +390,11 @@ class Supervisor:
             kept=kept,
         )
         path = self._run.directory / "summary.json"
-        write_atomically(path, json.dumps(content, indent=2).encode())
+        try:
+            write_atomically(path, json.dumps(content, indent=2).encode())
+        except OSError as failure:
+            self._spoil(f"{path} can not be written: {failure}")
+            self._log.info("unwritten_summary", notice=True, **content)
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
 
     def _figures(self) -> dict[str, Figures]:

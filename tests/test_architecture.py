@@ -33,8 +33,10 @@ LAYERS["networks"] = _STAGE
 LAYERS["stepping"] = _STAGE | {"networks", "unity"}
 LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
-LAYERS["hosting"] = {"errors", "logs"}
-LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
+LAYERS["writing"] = {"errors", "metrics"}
+LAYERS["lifeline"] = set()
+LAYERS["hosting"] = {"errors", "logs", "lifeline"}
+LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs", "writing"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")
 LIGHT = ("torch", "zmq", "anyio", "pydantic", "structlog")

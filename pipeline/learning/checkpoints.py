@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from pipeline.errors import CheckpointError
-from pipeline.files import sync_folder, write_atomically
+from pipeline.files import sync_folder, write_atomically, write_through
 from pipeline.networks.arrays import Arrays, non_finite
 
 FORMAT: Final = 1
@@ -103,6 +102,7 @@ class CheckpointFolder:
 
         Raises:
             CheckpointError: a weight is not finite; nothing was written.
+            OSError: the disk is full or the folder can not be written; the checkpoints are as they were.
         """
         path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
         self._keep("checkpoint", keep)
@@ -177,10 +177,14 @@ class CheckpointFolder:
                 return self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
             self._remove(final)
         partial = self._empty_partial(name)
-        for file, content in _files(checkpoint).items():
-            _flush(partial / file, content)
-        sync_folder(partial)
-        partial.rename(final)
+        try:
+            for file, content in _files(checkpoint).items():
+                write_through(partial / file, content)
+            sync_folder(partial)
+            partial.rename(final)
+        except OSError:  # where the disk is full, what is half written takes the room of what could be whole
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         sync_folder(self.path)
         return final
 
@@ -299,10 +303,3 @@ def _read(path: Path) -> bytes:
 
 def _damaged(path: Path, expected: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(got=f"damaged checkpoint file {path}", expected=expected, remedy="use another checkpoint")
-
-
-def _flush(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -162,6 +162,43 @@ def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
     )
 
 
-def display(stream: TextIO, clock: Callable[[], float]) -> Display:
-    """The display that suits `stream`: bars on a terminal, plain lines elsewhere."""
-    return TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream)
+class LastingDisplay:
+    """A display whose reader may go, as a terminal that is closed: from then on it shows nothing.
+
+    Args:
+        inner: what shows.
+        gone: called once, with the error.
+    """
+
+    def __init__(self, inner: Display, gone: Callable[[OSError], None]) -> None:
+        self._inner: Display | None = inner
+        self._gone = gone
+
+    def line(self, text: str) -> None:
+        self._show(lambda inner: inner.line(text))
+
+    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
+        self._show(lambda inner: inner.progress(behavior, step, max_steps, steps_per_s))
+
+    def close(self) -> None:
+        self._show(lambda inner: inner.close())
+
+    def _show(self, show: Callable[[Display], None]) -> None:
+        if self._inner is None:
+            return
+        try:
+            show(self._inner)
+        except OSError as error:
+            self._inner = None
+            self._gone(error)
+
+
+def display(stream: TextIO, clock: Callable[[], float], gone: Callable[[OSError], None]) -> Display:
+    """The display that suits `stream`: bars on a terminal, plain lines elsewhere.
+
+    Args:
+        stream: to write to.
+        clock: gives seconds, rising.
+        gone: called once if nobody reads it any more.
+    """
+    return LastingDisplay(TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream), gone)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.files import append
 from pipeline.monitoring import curves, events
 
 _INTERVAL: Final = '{"type": "interval"'
@@ -36,8 +37,7 @@ class RunFiles:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`."""
-        with self._lines.open("a", encoding="utf-8") as file:
-            file.write(to_json(record) + "\n")
+        append(self._lines, f"{to_json(record)}\n".encode())
 
     def add_events(self, folder: str, values: Mapping[str, float], step: int, time_s: float) -> None:
         """Adds an event to this monitor's TensorBoard file in a folder of the run, one per behavior."""
@@ -48,9 +48,8 @@ class RunFiles:
         if folder not in self._steps:
             path.parent.mkdir(exist_ok=True)
             data = events.opening(time_s) + data
+        append(path, data)
         self._steps[folder] = step
-        with path.open("ab") as file:
-            file.write(data)
 
     def replace(self, name: str, text: str) -> None:
         """Writes a file so that a reader sees the old or the new one, never half of it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import struct
@@ -62,13 +64,30 @@ def test_rates_are_short(value: float, shown: str) -> None:
 
 def test_a_terminal_gets_bars_and_keeps_the_lines() -> None:
     terminal = Terminal()
-    shown = console.display(terminal, lambda: 1.0)
+    shown = console.display(terminal, lambda: 1.0, pytest.fail)
     shown.progress("Balance", 10_000, 500_000, 12_300.0)
     shown.line("[Balance]  step 24,000")
     shown.close()
     assert "10000/500000" in terminal.getvalue()
     assert "12.3k/s" in terminal.getvalue()
     assert "[Balance]  step 24,000\n" in terminal.getvalue()
+
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_console_that_is_gone_is_told_once_and_nothing_fails_for_it() -> None:
+    told: list[OSError] = []
+    shown = console.display(Closed(), lambda: 1.0, told.append)
+    for _ in range(3):
+        shown.line("Balance  step 24,000")
+        shown.progress("Balance", 10_000, 500_000, 12_300.0)
+    shown.close()
+    assert [type(error) for error in told] == [BrokenPipeError]
 
 
 # ---------------------------------------------------------------- TensorBoard

@@ -61,17 +61,30 @@ def config(path: Path, **values: Any) -> Path:
 
 
 class Training:
-    """One `sparring train`, its lines collected as they come."""
+    """One `sparring train`, its lines collected as they come.
+
+    `apart`: in a session of its own, for Linux shares processors out among sessions (sched_autogroup).
+    """
 
     def __init__(
-        self, results: Path, *arguments: str, run_id: str = "run", environment: Mapping[str, str] | None = None
+        self,
+        results: Path,
+        *arguments: str,
+        run_id: str = "run",
+        environment: Mapping[str, str] | None = None,
+        apart: bool = False,
     ) -> None:
         self.directory = results / run_id
         command = [sys.executable, "-m", "services", "train", *arguments]
         command += ["--results-dir", str(results), "--run-id", run_id, "--no-export"]
         variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=variables,
+            start_new_session=apart,
         )
         self.lines: list[str] = []
         self._arrived = threading.Condition()

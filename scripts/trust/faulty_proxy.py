@@ -1,0 +1,171 @@
+"""A TCP proxy on loopback that harms what passes through it: it delays, falls silent, cuts, and closes by halves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+RECEIVE = 2**16
+
+
+class _Pair:
+    """One connection, from a simulator to the trainer."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.near = near  # towards the simulator
+        self.far = far  # towards the trainer
+        self.truncate = False
+
+
+class FaultyProxy:
+    """Forwards connections; the faults are asked for from the thread that made it.
+
+    Args:
+        upstream: host and port to forward to; asked for each connection.
+        host: address to listen on.
+    """
+
+    def __init__(self, upstream: Callable[[], tuple[str, int]], host: str = "127.0.0.1") -> None:
+        self._upstream = upstream
+        self._pairs: set[_Pair] = set()
+        self._passing = asyncio.Event()
+        self._delay_s = 0.0
+        self._refusing = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._socket = socket.create_server((host, 0))
+        self.address = f"tcp://{host}:{self._socket.getsockname()[1]}"
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- faults
+
+    def delay(self, seconds: float) -> None:
+        """Everything passes so much later; 0 for at once."""
+        self._do(self._set_delay, seconds)
+
+    def silence(self, *, on: bool) -> None:
+        """Nothing passes any more, and nobody is told; off: what was held passes."""
+        self._do(self._passing.clear if on else self._passing.set)
+
+    def refuse(self, *, on: bool) -> None:
+        """New connections are cut at once."""
+        self._do(self._set_refusing, on)
+
+    def cut(self) -> None:
+        """Resets every connection."""
+        self._do(self._each, _reset)
+
+    def cut_in_a_message(self) -> None:
+        """Resets every connection after half of what comes next from its simulator."""
+        self._do(self._each, _truncate)
+
+    def close_towards_trainer(self) -> None:
+        """The trainer hears the end of the stream, the simulator does not."""
+        self._do(self._each, lambda pair: pair.far.write_eof())
+
+    def close_towards_simulator(self) -> None:
+        """The simulator hears the end of the stream, the trainer does not."""
+        self._do(self._each, lambda pair: pair.near.write_eof())
+
+    def close(self) -> None:
+        """Ends the proxy."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(10)
+
+    # ---------------------------------------------------------------- inside
+
+    def _do(self, act: Callable[..., Any], *args: Any) -> None:
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                act(*args)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._loop.call_soon_threadsafe(run)
+        done.result(10)
+
+    def _set_delay(self, seconds: float) -> None:
+        self._delay_s = seconds
+
+    def _set_refusing(self, on: bool) -> None:
+        self._refusing = on
+
+    def _each(self, act: Callable[[_Pair], Any]) -> None:
+        for pair in list(self._pairs):
+            with contextlib.suppress(OSError, RuntimeError):
+                act(pair)
+
+    async def _serve(self) -> None:
+        self._passing.set()
+        server = await asyncio.start_server(self._connected, sock=self._socket)
+        async with server:
+            await self._stopped.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with contextlib.suppress(OSError):
+                await self._forward(reader, writer)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            return
+        there, far = await asyncio.open_connection(*self._upstream())
+        for end in (writer, far):
+            end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pair = _Pair(writer, far)
+        self._pairs.add(pair)
+        try:
+            await asyncio.gather(self._pump(pair, reader, far), self._pump(pair, there, writer))
+        finally:
+            self._pairs.discard(pair)
+            far.transport.abort()
+
+    async def _pump(self, pair: _Pair, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(RECEIVE):
+            await self._passing.wait()
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
+            if pair.truncate and sink is pair.far:
+                sink.write(data[: len(data) // 2])
+                await asyncio.sleep(0.05)
+                _reset(pair)
+                return
+            sink.write(data)
+            await sink.drain()
+        await self._passing.wait()
+        with contextlib.suppress(OSError, RuntimeError):
+            sink.write_eof()
+
+
+def _truncate(pair: _Pair) -> None:
+    pair.truncate = True
+
+
+def _reset(pair: _Pair) -> None:
+    """Closes both ends so that the peers see a reset, not an end."""
+    for end in (pair.near, pair.far):
+        end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end.transport.abort()

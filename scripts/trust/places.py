@@ -1,0 +1,116 @@
+"""Places that can be taken away: a small disk that fills, a network of its own whose link goes down. Linux, as root."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+_NUMBERS = itertools.count()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise OSError(
+            f"got {done.stderr.strip()!r} from {' '.join(command)}; expected it to work; run as root on Linux"
+        )
+
+
+class SmallDisk:
+    """A file system in memory that holds little.
+
+    Args:
+        path: where it is mounted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ballast = path / "ballast"
+
+    def fill(self) -> None:
+        """Leaves no room at all."""
+        with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
+            for size in (2**16, 2**12, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    def free(self) -> None:
+        """Gives the room back."""
+        self._ballast.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[SmallDisk]:
+    """Mounts a small file system.
+
+    Raises:
+        OSError: this user may not, or this system can not.
+    """
+    path.mkdir(parents=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path))
+    try:
+        yield SmallDisk(path)
+    finally:
+        _run("umount", "--lazy", str(path))
+
+
+class Network:
+    """A network namespace with one link to ours.
+
+    Attributes:
+        host: our address on the link, to listen on.
+        prefix: what a command begins with to run in there.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._name = f"faults{number}"
+        self._link = f"fault{number}"
+        third = number % 250
+        self.host = f"10.213.{third}.1"
+        self._there = f"10.213.{third}.2"
+        self.prefix = ("ip", "netns", "exec", self._name)
+
+    def open(self) -> None:
+        """Makes it. Raises OSError where this user may not."""
+        inner = f"{self._link}n"
+        _run("ip", "netns", "add", self._name)
+        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", inner)
+        _run("ip", "link", "set", inner, "netns", self._name)
+        _run("ip", "address", "add", f"{self.host}/30", "dev", self._link)
+        _run("ip", "link", "set", self._link, "up")
+        for command in (("address", "add", f"{self._there}/30", "dev", inner), ("link", "set", inner, "up")):
+            _run(*self.prefix, "ip", *command)
+
+    def down(self) -> None:
+        """Nothing passes the link; neither side is told."""
+        _run(*self.prefix, "ip", "link", "set", f"{self._link}n", "down")
+
+    def up(self) -> None:
+        """The link works again."""
+        _run(*self.prefix, "ip", "link", "set", f"{self._link}n", "up")
+
+    def close(self) -> None:
+        """Removes it."""
+        for command in (("link", "del", self._link), ("netns", "del", self._name)):
+            with contextlib.suppress(OSError):
+                _run("ip", *command)
+
+
+@contextlib.contextmanager
+def network() -> Iterator[Network]:
+    """A network of its own.
+
+    Raises:
+        OSError: this user may not make one, or this system can not.
+    """
+    made = Network(os.getpid() * 16 % 60_000 + next(_NUMBERS) % 16)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()

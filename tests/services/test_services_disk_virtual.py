@@ -1,0 +1,123 @@
+"""The whole graph on a disk that is full, for a while or for good, under a virtual clock."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+import pytest
+from services_graph import Graph, begin
+from trio.testing import MockClock
+
+from pipeline import files
+from pipeline.errors import NoRoom, first_failure
+from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.simulation.goal import Goal
+from pipeline.writing import COUNTER
+
+AGENTS = 4
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+class Disk:
+    """Takes the place of what writes; a full one still takes a part of the first write."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self._room = 3
+
+    def put(self, file: BinaryIO, data: bytes) -> None:
+        if self.full:
+            file.write(data[: self._room])
+            self._room = 0
+            raise OSError(errno.ENOSPC, "No space left on device")
+        file.write(data)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk()
+    monkeypatch.setattr(files, "put", made.put)
+    return made
+
+
+def failed_writes(graph: Graph) -> float:
+    """What the services have counted."""
+    boards = [graph.latest(name, "metrics") for name in graph.services]
+    return sum(board.counters.get(COUNTER, 0) for board in boards if board is not None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+async def test_a_run_waits_for_room_and_loses_nothing(tmp_path: Path, disk: Disk, mode: str) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], mode=mode, max_steps=2000)
+        await graph.until("Goal", lambda state: state.updates >= 5)
+        disk.full = True
+        await anyio.sleep(20)
+        held = graph.latest("learning-Goal", "state")
+        assert failed_writes(graph) > 1
+        await anyio.sleep(20)
+        assert graph.latest("learning-Goal", "state").updates <= held.updates + 1  # nothing is given out unnoted
+        disk.full = False
+        books = await graph.finish()
+        assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), str(books)
+        assert books["lost"] == books["stale"] == 0
+        assert books["trained"] >= 2000
+        assert sum(graph.counts.values()) == books["produced"]
+        assert CheckpointFolder(tmp_path, "Goal").load_latest().trained == books["trained"]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_checkpoint_that_can_not_be_written_is_counted_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions and books are small, and have room where a checkpoint has none."""
+
+    def put(file: BinaryIO, data: bytes) -> None:
+        file.write(data[:512])
+        if len(data) > 512 and ".partial-" in str(file.name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        file.write(data[512:])
+
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "put", put)
+            graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], max_steps=100_000)
+            graph.frame_s = 0.02
+            await graph.until("Goal", lambda state: state.updates >= 40)
+            await anyio.sleep(1.5)
+            assert failed_writes(graph) >= 1
+            folder = CheckpointFolder(tmp_path, "Goal")
+            assert folder.newest_first() == []
+            assert not list(folder.path.glob(".partial-*"))
+        now = graph.latest("learning-Goal", "state").updates
+        await graph.until("Goal", lambda state: state.updates >= now + 40)
+        assert CheckpointFolder(tmp_path, "Goal").load_latest().updates >= now
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_without_room_for_good_the_run_ends_with_the_cause_and_an_intact_checkpoint(
+    tmp_path: Path, disk: Disk
+) -> None:
+    with pytest.raises(ExceptionGroup) as failure:  # noqa: PT012 - a graph that ends in its midst
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], max_steps=100_000)
+            graph.frame_s = 0.02
+            await graph.until("Goal", lambda _: bool(CheckpointFolder(tmp_path, "Goal").newest_first()))
+            disk.full = True
+            await anyio.sleep(2 * graph.run.settings.pipeline.stall_timeout_s)
+            raise AssertionError("nobody gave up")
+    error = first_failure(failure.value)
+    assert isinstance(error, NoRoom)
+    assert "No space left on device" in str(error)
+    assert CheckpointFolder(tmp_path, "Goal").load_latest().updates > 0

@@ -1,0 +1,40 @@
+"""A service ends with its supervisor, also while it is still being loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.lifeline import PIPE_VARIABLE
+from services import __main__ as command
+
+
+def test_a_service_is_tied_to_its_supervisor_before_it_loads_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def load(name: str) -> None:
+        order.append(name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "end_with_supervisor", lambda: order.append("tied"))
+    monkeypatch.setattr(command.importlib, "import_module", load)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["service", "assembly"])
+    assert order == ["tied", "services.service"]
+
+
+def test_a_process_whose_supervisor_is_gone_ends_at_once(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    code = (
+        "from pipeline.lifeline import end_with_supervisor as tie; tie(); import threading; threading.Event().wait(50)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, PIPE_VARIABLE: str(reader)}, pass_fds=(reader,), timeout=40
+    )
+    os.close(reader)
+    assert process.returncode == 1
