@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
+
+
+def put(file: BinaryIO, data: bytes) -> None:
+    """Writes to a file of a run. What has to survive is written here only, so that a test can fill the disk."""
+    file.write(data)
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -22,7 +28,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            put(file, data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -32,6 +38,29 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Writes a file whose folder is not in place yet, and waits for the disk.
+
+    Raises:
+        OSError: the disk is full or the folder can not be written; a part may be there.
+    """
+    with path.open("wb") as file:
+        put(file, data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append(path: Path, data: bytes) -> int:
+    """Adds to the end of a file; returns its size.
+
+    Raises:
+        OSError: the disk is full or the folder can not be written; a part may be there.
+    """
+    with path.open("ab") as file:
+        put(file, data)
+        return file.tell()
 
 
 def sync_folder(path: Path) -> None:

@@ -16,6 +16,7 @@ from pipeline.coordination.opponents import Elsewhere
 from pipeline.coordination.self_play import SelfPlay
 from pipeline.coordination.snapshots import Snapshots
 from pipeline.coordination.tournament import Tournament
+from pipeline.files import append
 from pipeline.messages.matches import Rated, Rating, Results
 from pipeline.messages.service import PolicyWeights
 from pipeline.queues.interface import Board
@@ -110,9 +111,7 @@ class Ghosts:
         if self._lines:
             if self._written > _LONGEST:
                 self._matches.replace(self._former)
-            with self._matches.open("a") as file:
-                file.writelines(line + "\n" for line in self._lines)
-                self._written = file.tell()
+            self._written = append(self._matches, "".join(line + "\n" for line in self._lines).encode())
             self._lines.clear()
         return {
             "rules": self.rules.to_plain(),

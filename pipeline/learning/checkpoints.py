@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from pipeline.errors import CheckpointError
-from pipeline.files import sync_folder, write_atomically
+from pipeline.files import sync_folder, write_atomically, write_through
 from pipeline.networks.weights import Arrays, non_finite
 
 FORMAT: Final = 1
@@ -178,7 +177,7 @@ class CheckpointFolder:
             self._remove(final)
         partial = self._empty_partial(name)
         for file, content in _files(checkpoint).items():
-            _flush(partial / file, content)
+            write_through(partial / file, content)
         sync_folder(partial)
         partial.rename(final)
         sync_folder(self.path)
@@ -299,10 +298,3 @@ def _read(path: Path) -> bytes:
 
 def _damaged(path: Path, expected: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(got=f"damaged checkpoint file {path}", expected=expected, remedy="use another checkpoint")
-
-
-def _flush(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
