@@ -8,7 +8,9 @@ unblocked by   the next StepBatch or Cut; coordination's acknowledgement
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -36,22 +38,30 @@ class Assembly:
         self._sources: dict[str, str] = {}
         self._cuts = Cuts(behaviors={})
         self._cut: dict[tuple[str, str], int] = {}
-        self._turn = anyio.Lock(fast_acquire=True)  # messages of one assembler leave in the order of their numbers
+        self._outbox: deque[Segments] = deque()  # finished, and not put on a queue
+        self._turn = anyio.Lock(fast_acquire=True)  # they leave in the order of their numbers
 
     async def take(self, batch: StepBatch) -> None:
-        """Assembles a batch and sends what is finished."""
+        """Assembles a batch and sends what is finished.
+
+        Cancelled: the whole batch was taken, and what was not sent is held.
+        """
         async with self._turn:
-            await self._replace(batch.source)
-            if self._comes_again(batch):
-                await self._skip(batch)
-                return
-            grouped = [part for part in batch.parts if self._in_groups(part.behavior)]
-            if grouped:
-                await self._take_groups(batch.source, grouped)
-            for part in batch.parts:
-                if not self._in_groups(part.behavior):
-                    await self._take_part(batch.source, part)
-                await self._cut_if_due(part.behavior, batch.source)
+            self._apply(batch)
+            await self._hand_on()
+
+    def _apply(self, batch: StepBatch) -> None:
+        self._replace(batch.source)
+        if self._comes_again(batch):
+            self._skip(batch)
+            return
+        grouped = [part for part in batch.parts if self._in_groups(part.behavior)]
+        if grouped:
+            self._take_groups(batch.source, grouped)
+        for part in batch.parts:
+            if not self._in_groups(part.behavior):
+                self._take_part(batch.source, part)
+            self._cut_if_due(part.behavior, batch.source)
 
     def _comes_again(self, batch: StepBatch) -> bool:
         """Whether our former start may have had a batch: it was made before its source had heard of us.
@@ -62,32 +72,32 @@ class Assembly:
             self._introduced.add(batch.source)
         return batch.source not in self._introduced and any(part.produced_before for part in batch.parts)
 
-    async def _skip(self, batch: StepBatch) -> None:
+    def _skip(self, batch: StepBatch) -> None:
         """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""
         for part in batch.parts:
             if self._in_groups(part.behavior):
                 groups = self._groups_of(batch.source)
                 groups.skip(part)
-                await self._send([groups.greeting(part.behavior)])
+                self._outbox.append(groups.greeting(part.behavior))
             else:
                 assembler = self._assembler(part.behavior, batch.source)
                 assembler.skip(part)
-                await self._send([assembler.greeting()])
-            await self._cut_if_due(part.behavior, batch.source)
+                self._outbox.append(assembler.greeting())
+            self._cut_if_due(part.behavior, batch.source)
 
     def _groups_of(self, source: str) -> GroupAssembler:
         if source not in self._groups:
             self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
         return self._groups[source]
 
-    async def _take_part(self, source: str, part: BehaviorSteps) -> None:
+    def _take_part(self, source: str, part: BehaviorSteps) -> None:
         self._warn_of_mates(source, part)
         new = (part.behavior, source) not in self._assemblers
         assembler = self._assembler(part.behavior, source)
         assembler.apply(part)
         if new:  # spoken of at once, even without steps: coordination then closes what went before
-            await self._send([assembler.greeting()])
-        await self._send(assembler.flush())
+            self._outbox.append(assembler.greeting())
+        self._outbox.extend(assembler.flush())
 
     def _warn_of_mates(self, source: str, part: BehaviorSteps) -> None:
         """Says once that members of a group are missing where its reward is shared out."""
@@ -103,12 +113,12 @@ class Assembly:
                 notice=True,
             )
 
-    async def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
+    def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
         groups = self._groups_of(source)
         new = [part.behavior for part in parts if part.behavior not in groups.members]
         groups.apply(parts)
-        await self._send([groups.greeting(behavior) for behavior in new])
-        await self._send(groups.flush())
+        self._outbox.extend(groups.greeting(behavior) for behavior in new)
+        self._outbox.extend(groups.flush())
 
     async def cut(self, latest: Mapping[str, Any]) -> None:
         """Coordination asked for cuts."""
@@ -118,7 +128,8 @@ class Assembly:
         self._cuts = cuts
         async with self._turn:
             for behavior, source in self._held():
-                await self._cut_if_due(behavior, source)
+                self._cut_if_due(behavior, source)
+            await self._hand_on()
 
     async def settle(self) -> None:
         """Returns when no batch is half taken."""
@@ -135,6 +146,10 @@ class Assembly:
                 closed=assembler.closed_steps,
                 orphaned=assembler.orphaned,
             )
+        for message in self._outbox:
+            sources = held.setdefault(message.behavior, {})
+            known = sources.get(message.source) or Assembled(received=message.received, open=0, closed=0, orphaned=0)
+            sources[message.source] = replace(known, closed=known.closed + len(message.log_probs))
         self._board.publish("state", AssemblyState(origin=self._context.start, held=held))
         self._note_open()
 
@@ -170,7 +185,7 @@ class Assembly:
             self._assemblers[behavior, source] = known
         return known
 
-    async def _replace(self, source: str) -> None:
+    def _replace(self, source: str) -> None:
         """A stepping service that started anew ends what its former start had open."""
         name = start_name(source)
         former = self._sources.get(name)
@@ -183,13 +198,13 @@ class Assembly:
         for behavior, old in [key for key in self._assemblers if key[1] == former]:
             assembler = self._assemblers.pop((behavior, old))
             assembler.close_all()
-            await self._send(assembler.rest())
+            self._outbox.extend(assembler.rest())
         groups = self._groups.pop(former, None)
         if groups is not None:
             groups.close_all()
-            await self._send(groups.rest())
+            self._outbox.extend(groups.rest())
 
-    async def _cut_if_due(self, behavior: str, source: str) -> None:
+    def _cut_if_due(self, behavior: str, source: str) -> None:
         cut = self._cuts.behaviors.get(behavior)
         if cut is None or source not in cut.marks or self._cut.get((behavior, source), 0) >= cut.serial:
             return
@@ -197,15 +212,18 @@ class Assembly:
             return
         self._cut[behavior, source] = cut.serial
         if self._in_groups(behavior):
-            await self._send(self._groups[source].cut(behavior, cut.serial))
+            self._outbox.extend(self._groups[source].cut(behavior, cut.serial))
         else:
-            await self._send(self._assemblers[behavior, source].cut(cut.serial))
+            self._outbox.extend(self._assemblers[behavior, source].cut(cut.serial))
 
-    async def _send(self, messages: Iterable[Segments]) -> None:
-        for message in messages:
-            self._note(message)
+    async def _hand_on(self) -> None:
+        """Sends what is finished; what could not be sent stays."""
+        while self._outbox:
+            message = self._outbox[0]
             self._context.waiting_for = f"credit for segments of {message.behavior}"
             await self._senders[message.behavior].put(message, len(message.log_probs))
+            self._outbox.popleft()
+            self._note(message)
             self._context.waiting_for = "steps"
 
     def _note(self, message: Segments) -> None:

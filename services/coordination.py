@@ -140,8 +140,8 @@ class Coordination:
     def learning(self, route: Route, latest: Mapping[str, Any]) -> None:
         """A learner says where it stands."""
         state = latest.get("state")
-        if not isinstance(state, LearnerState):
-            return
+        if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
+            return  # what its earlier starts have taken is known for certain once its queue was heard of
         earlier = route.taken_before + route.sender.statistics().acknowledged_steps_earlier
         unrecorded = route.ledger.unrecorded
         route.ledger.learner(state, earlier)
@@ -458,5 +458,22 @@ async def _give_up(coordination: Coordination, limit_s: float) -> None:
 
 
 async def _follow_learner(coordination: Coordination, name: str, subscription: Subscription) -> None:
+    """Hears a learner from its board, and looks again when its queue, which may come later, was heard of."""
     route = coordination.routes[name]
-    await follow(subscription, lambda latest: coordination.learning(route, latest))
+    heard = anyio.Event()
+
+    def hear(_starts: int) -> None:
+        heard.set()
+
+    async def look_again() -> None:
+        nonlocal heard
+        while True:
+            await heard.wait()
+            heard = anyio.Event()
+            coordination.learning(route, subscription.latest)
+
+    route.sender.on_receiver(hear)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look_again)
+        await follow(subscription, lambda latest: coordination.learning(route, latest))
+        tasks.cancel_scope.cancel()

@@ -116,7 +116,9 @@ class Learning:
                 await self._keep()
             await self._context.writing.until_done(self._save, "the last checkpoint")
             self.publish()
-            if not self._alone:  # the simulators go on for the others, and need permits for this one's agents
+            if self._alone:
+                await self._hold()
+            else:  # the simulators go on for the others, and need permits for this one's agents
                 await self._discard()
         except Closed:
             return
@@ -307,6 +309,12 @@ class Learning:
         self._recovered_at = self._context.clock()
         self._checkpoint = str(path.relative_to(self._context.run.directory))
         self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
+
+    async def _hold(self) -> None:
+        """Takes what still comes, so that the stages before this one can hand on what they hold, and stop."""
+        self._context.waiting_for = "the end"
+        while True:
+            self._take(await self._receiver.get())
 
     async def _discard(self) -> None:
         """Drops and counts what still comes.

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if os.name == "posix":
         os.nice(plan.niceness)
     logs.configure(directory, prepared.id, plan.name)
-    start = args.start or f"{plan.name}.{secrets.token_hex(4)}"
+    start = args.start or own_start(plan.name)
     try:
         anyio.run(
             _serve, plan, prepared, endpoints, start, args.first, backend_options={"use_uvloop": os.name == "posix"}
@@ -57,6 +57,11 @@ def run(args: argparse.Namespace) -> int:
             return NO_ROOM
         return UNUSABLE if known else 1
     return 0
+
+
+def own_start(name: str) -> str:
+    """A start's name where no supervisor gives one: its number is the time, so that a later start has a higher one."""
+    return f"{name}.{secrets.token_hex(4)}-{time.time_ns()}"
 
 
 async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], start: str, first: bool) -> None:

@@ -50,7 +50,7 @@ class Snapshots:
         """
         path = self.path(name, version)
         try:
-            arrays = load(path.read_bytes())
+            arrays = dict(sorted(load(path.read_bytes()).items()))  # safetensors gives them in any order
             with safe_open(path, "np") as file:
                 noted = file.metadata() or {}
         except (OSError, ValueError, SafetensorError) as error:

@@ -99,7 +99,12 @@ class PublisherState:
         return out
 
     def farewell(self) -> list[tuple[Any, Update | Alive, Any]]:
-        """The last words, to be sent before this end closes: nothing waits for a word from subscribers any more."""
+        """The last words, to be sent before this end closes: nothing waits for a word from subscribers any more.
+
+        What was pushed and not confirmed may be lost, so it comes once more: nobody will be there to be asked for it.
+        """
+        for follower in self._followers.values():
+            follower.sent = follower.has
         return [pushed for route, follower in self._followers.items() for pushed in self._push(route, follower)]
 
     def _push(self, route: Any, follower: Follower) -> list[tuple[Any, Update | Alive, Any]]:

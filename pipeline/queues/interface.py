@@ -133,6 +133,10 @@ class SendingQueue(Protocol):
     def maxlen(self) -> int:
         """Most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
 
+    @property
+    def receiver(self) -> str:
+        """Service start of the present receiver as given to its transport, "" until one was heard."""
+
     async def put(self, record: Any, steps: int) -> None:
         """Hands a record over, waiting for credit.
 

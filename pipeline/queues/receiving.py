@@ -15,6 +15,8 @@ from pipeline.queues.wire import Bye, Data, EndId, Grant, Hello, Timing, parse_i
 
 REMEMBERED: Final = 64
 """Departed senders that are still known: for the one that was only silent, and for late news."""
+READINGS: Final = 3
+"""Copies of a message that are tried before it is discarded: the link may have damaged the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,7 @@ class Peer:
         pending: arrived and not acknowledged, in sequence; `queue` holds those not handed out.
         fresh_messages: of its credit, returned since the last Grant, `fresh_steps` steps.
         due: when the next Grant goes out.
+        unreadable: how often in a row the message expected next has come and could not be decoded.
     """
 
     id: str
@@ -48,6 +51,7 @@ class Peer:
     fresh_messages: int = 0
     fresh_steps: int = 0
     due: float = math.inf
+    unreadable: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +73,7 @@ class ReceiverState:
         receiver: id of this end.
         capacity: never exceeded by what is held here, nor by that and what living senders have sent.
         timing: intervals.
-        unpack: turns a payload into a record; a CodecError discards the message.
+        unpack: turns a payload into a record; a CodecError has it sent again, and at last discarded.
         on_discard: called with the sender's id and that error.
 
     Raises:
@@ -96,7 +100,7 @@ class ReceiverState:
         self.got_steps = 0
         self.duplicates = 0
         self.discarded = 0
-        self.refused = 0  # came early, from nobody known, or beyond its sender's share
+        self.refused = 0  # came early, damaged, from nobody known, or beyond its sender's share
         self._peers: dict[str, Peer] = {}  # present or remembered
         self._latest: dict[str, Peer] = {}  # of each name
         self._departed: dict[str, None] = {}  # oldest first
@@ -175,31 +179,47 @@ class ReceiverState:
             self._schedule(peer, now)
             return False
         if data.sequence > peer.expected or not self.shares.charge(peer.share, data.steps):
-            self.refused += 1
-            peer.ask = True
-            self._schedule(peer, now)
+            self._ask_again(now, peer)
             return False
         assert peer.share is not None
-        peer.expected += 1
-        self._hold(now, Entry(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
-        return True
+        return self._read(now, Entry(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
 
-    def _hold(self, now: float, entry: Entry, payload: Any) -> None:
-        """Queues a message, or discards it: then it counts as acknowledged."""
+    def _read(self, now: float, entry: Entry, payload: Any) -> bool:
+        """Queues a message that reads. One that does not may be whole when it comes again; else it is discarded."""
         peer = entry.peer
-        peer.pending.append(entry)
+        failure = None
         try:
             entry.record = self._unpack(payload)
         except CodecError as error:
+            failure = error
+            peer.unreadable += 1
+            if peer.unreadable < READINGS:
+                self.shares.discharge(entry.share, entry.tenure, entry.steps)
+                self._ask_again(now, peer)
+                return False
+        peer.unreadable = 0
+        peer.expected += 1
+        peer.pending.append(entry)
+        if failure is None:
+            self._queue(entry)
+        else:  # then it counts as acknowledged
             self.discarded += 1
-            self._on_discard(peer.id, error)
+            self._on_discard(peer.id, failure)
             self.acknowledge(now, entry)
-            return
+        return True
+
+    def _queue(self, entry: Entry) -> None:
+        peer = entry.peer
         if not peer.queue:
             self._ring.append(peer)
         peer.queue.append(entry)
         self.queued_messages += 1
         self.queued_steps += entry.steps
+
+    def _ask_again(self, now: float, peer: Peer) -> None:
+        self.refused += 1
+        peer.ask = True
+        self._schedule(peer, now)
 
     def on_bye(self, bye: Bye) -> None:
         """A sender closed in order."""

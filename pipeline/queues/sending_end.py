@@ -18,7 +18,7 @@ from pipeline.errors import Broken, Closed, Full, TooLarge
 from pipeline.queues.credit import SenderState
 from pipeline.queues.interface import SenderStatistics
 from pipeline.queues.timer import Timer
-from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing
+from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing, start_of
 
 Acknowledged = Callable[[int, int], None]
 
@@ -79,6 +79,11 @@ class SendingEnd:
     def receivers(self) -> int:
         """Starts of the receiver heard so far."""
         return self._state.receivers
+
+    @property
+    def receiver(self) -> str:
+        """Service start of the present receiver as given to its transport, "" until one was heard."""
+        return start_of(self._state.receiver)
 
     @property
     def closed(self) -> bool:

@@ -195,3 +195,18 @@ def test_late_news_of_an_earlier_publisher_changes_nothing() -> None:
     meet(new, subscriber, 1.0)
     assert not subscriber.on_update(1.0, late, payload)
     assert (subscriber.latest, subscriber.publisher) == ({"a": "new"}, "p.2#2~0")
+
+
+def test_the_last_words_repeat_what_was_not_confirmed() -> None:
+    """A push that was lost shortly before the end leaves no gap that nobody would be there to fill."""
+    publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
+    have = subscriber.outgoing(0.0)
+    assert have is not None
+    publisher.on_have(0.0, have, 1)
+    publisher.publish("state", 1)
+    assert len(publisher.outgoing(0.0)) == 1  # and it is lost
+    publisher.publish("state", 2)
+    publisher.publish("end", 3)
+    for _, message, payload in publisher.farewell():
+        subscriber.on_update(0.0, message, payload)
+    assert subscriber.latest == {"state": 2, "end": 3}

@@ -103,6 +103,25 @@ def test_a_discarded_message_is_acknowledged_and_does_not_wedge_the_queue() -> N
     assert (receiver.discarded, seen, sender.unacknowledged_messages) == (1, ["a.1#1~0"], 0)
 
 
+def test_a_message_that_came_damaged_is_sent_again() -> None:
+    copies: list[str] = []
+
+    def unpack(payload: str) -> str:
+        copies.append(payload)
+        if payload == "hurt" and copies.count("hurt") == 1:
+            raise CodecError(got="half of it", expected="all of it", remedy="send it again")
+        return payload
+
+    receiver = ReceiverState("r.1#1~0", EIGHT, TIMING, unpack)
+    sender = SenderState("a.1#1~0", TIMING)
+    exchange(sender, receiver, 0.0)
+    for payload in ("whole", "hurt", "more"):
+        sender.put(1, payload)
+    exchange(sender, receiver, 0.0)
+    assert [receiver.take().record for _ in range(receiver.queued_messages)] == ["whole", "hurt", "more"]
+    assert (receiver.discarded, receiver.shares.messages) == (0, 3)
+
+
 def test_a_message_beyond_the_share_is_refused_and_not_held() -> None:
     _, receiver = pair(Capacity(messages=2, steps=8))
     for sequence, steps in ((0, 8), (1, 1)):

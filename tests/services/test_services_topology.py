@@ -7,9 +7,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.queues.wire import make_id, parse_id
 from pipeline.runtime import Run
 from pipeline.settings import Settings
 from pipeline.settings.load import parse_settings
+from services.service import own_start
 from services.topology import Topology, build, cores_beside_learners, service_plans
 
 LEARNERS = {"learning-Striker", "learning-Goalie"}
@@ -64,3 +66,10 @@ def test_who_waits_for_nobody_lets_the_others_go_first(tmp_path: Path) -> None:
     niceness = {plan.name: plan.niceness for plan in topology(settings_of(), tmp_path).services}
     assert {name for name, value in niceness.items() if value == 0} == {"stepping-0", *LEARNERS}
     assert min(niceness.values()) == 0, "raising the priority needs rights"
+
+
+def test_a_service_started_alone_takes_the_place_of_its_former_start() -> None:
+    """Also where the random part of its name ends in a lower number."""
+    starts = [parse_id(make_id(own_start("assembly"), opened=1)) for _ in range(20)]
+    assert {start.name for start in starts} == {"assembly~0"}
+    assert starts == sorted(starts, key=lambda start: start.order)

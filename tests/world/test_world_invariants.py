@@ -1,0 +1,201 @@
+"""Each invariant can fail: what it must not see is shown to it, and it sees that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import world_game
+import world_links
+import world_run
+from world_invariants import Watch
+from world_plan import Fault, Plan, draw
+from world_run import run_plan
+
+from pipeline.errors import CodecError, ServiceError
+from pipeline.messages.codec import SERVICES, decode, encode
+from pipeline.messages.matches import Assignment, Draw
+from pipeline.messages.service import Books, PolicyWeights, RunState
+from pipeline.messages.simulator import Ping
+from services import assembly
+
+
+def violations(see: Callable[[Watch], None]) -> list[str]:
+    """The rules that are broken by what a watch is shown."""
+    watch = Watch(real=False, damage=False)
+
+    async def main() -> None:
+        await trio.lowlevel.checkpoint()
+        see(watch)
+
+    trio.run(main)
+    return [violation.split(" ", 1)[1].partition(":")[0] for violation in watch.violations]
+
+
+def weights(version: int, value: float = 0.0) -> PolicyWeights:
+    return PolicyWeights(behavior="A", version=version, arrays={"w": np.full(2, value, np.float32)})
+
+
+def books(**terms: int) -> RunState:
+    own = Books(**{"produced": 0, "trained": 0, "ghost": 0, "stale": 0, "lost": 0, "open": 0, **terms})
+    nothing: dict[str, Any] = {}
+    return RunState(
+        start="c.1",
+        finished=False,
+        specs={},
+        books={"A": own},
+        routed=nothing,
+        versions=nothing,
+        reward_mean_last100=nothing,
+        episodes=nothing,
+    )
+
+
+def segments(numbers: list[int], draws: list[int] | None = None, agents: list[int] | None = None) -> Any:
+    """What a watch looks at in segments of one row each."""
+    rows = len(numbers)
+    return SimpleNamespace(
+        behavior="A",
+        source="stepping-0.1",
+        lengths=np.ones(rows, np.int32),
+        draws=None if draws is None else np.array(draws),
+        agents=np.array(agents or range(rows)),
+        teams=np.zeros(rows, np.int32),
+    )
+
+
+def learner() -> Any:
+    return SimpleNamespace(lineage=set(), behavior="A", trained=0, version=1)
+
+
+def take(watch: Watch, numbers: list[int], matches: list[int] | None = None, **values: Any) -> None:
+    watch.taken(learner(), segments(numbers, **values), np.array(numbers), np.array(matches or [-1] * len(numbers)))
+
+
+def taken_again(watch: Watch) -> None:
+    one = learner()
+    for _ in range(2):
+        watch.taken(one, segments([7]), np.array([7]), np.array([-1]))
+
+
+def trained_again_after_a_restore(watch: Watch) -> None:
+    first, second = learner(), learner()
+    first.trained = 1
+    watch.trained(first, np.array([7]))
+    kept: Any = SimpleNamespace(behavior="A", version=2, trained=1)
+    watch.kept(first, kept)
+    watch.restored(second, kept)
+    watch.taken(second, segments([7]), np.array([7]), np.array([-1]))
+
+
+def two_opponents(watch: Watch, agents: list[int], matches: list[int]) -> None:
+    draws = (Draw(number=1, team=0, ghosts={"A?team=1": 1}), Draw(number=2, team=0, ghosts={"A?team=1": 2}))
+    watch.published("coordination", "assignment", Assignment(serial=1, draws=draws))
+    take(watch, [1, 2], matches, draws=[1, 2], agents=agents)
+
+
+def learned_from_a_ghost(watch: Watch) -> None:
+    draws = (Draw(number=1, team=1, ghosts={"A?team=0": 1}),)
+    watch.published("coordination", "assignment", Assignment(serial=1, draws=draws))
+    take(watch, [1], draws=[1])
+
+
+def published(*records: PolicyWeights) -> Callable[[Watch], None]:
+    def see(watch: Watch) -> None:
+        for record in records:
+            watch.published("policy-A", "weights", record)
+
+    return see
+
+
+def heard_backwards(watch: Watch) -> None:
+    for version in (3, 2):
+        watch.heard("stepping-0", "policy-A", {"weights": weights(version)})
+
+
+def another_content(watch: Watch) -> None:
+    watch.published("policy-A", "weights", weights(1))
+    watch.published("ghosts", "ghost-0", weights(1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("rule", "see"),
+    [
+        ("once", taken_again),
+        ("once", trained_again_after_a_restore),
+        ("matches", lambda watch: two_opponents(watch, [5, 5], [-1, -1])),
+        ("matches", lambda watch: two_opponents(watch, [5, 6], [9, 9])),
+        ("matches", learned_from_a_ghost),
+        ("versions", published(weights(2), weights(2))),
+        ("versions", published(weights(2), weights(1))),
+        ("versions", heard_backwards),
+        ("versions", another_content),
+        ("books", lambda watch: watch.published("coordination", "run", books(produced=5, trained=4))),
+        ("books", lambda watch: watch.published("coordination", "run", books(trained=1, open=-1))),
+    ],
+)
+def test_a_broken_rule_is_seen(rule: str, see: Callable[[Watch], None]) -> None:
+    assert violations(see) == [rule]
+
+
+def test_what_is_allowed_breaks_no_rule() -> None:
+    def see(watch: Watch) -> None:
+        published(weights(1), weights(2, 0.5))(watch)
+        watch.published("ghosts", "ghost-0", weights(1))
+        watch.published("coordination", "run", books(produced=5, trained=4, open=1))
+        take(watch, [1, 2])
+
+    assert violations(see) == []
+
+
+@pytest.fixture
+def calm() -> Plan:
+    """A small run to which nothing happens."""
+    return next(plan for plan in map(draw, range(1000)) if not plan.faults and len(plan.setting.names) == 1)
+
+
+def first(plan: Plan) -> str:
+    found = run_plan(plan).violations
+    return found[0] if found else ""
+
+
+def test_a_service_that_dies_by_itself_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any) -> None:
+        raise ServiceError("got nothing; expected something; despair")
+
+    monkeypatch.setattr(assembly.Assembly, "_apply", die)
+    assert "deaths: assembly failed" in first(calm)
+
+
+def test_a_run_that_does_not_go_on_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_run, "RESUMES_S", 3.0)
+    monkeypatch.setattr(assembly.Assembly, "_apply", lambda *_: None)
+    assert "progress: nothing for" in first(calm)
+
+
+def test_nothing_runs_while_a_part_hangs(calm: Plan) -> None:
+    """The run waits for it as long as it hangs, and no longer."""
+    hang = Fault(kind="hang", at=0.0, until=6.0, parts=("coordination",))
+    outcome = run_plan(Plan(seed=calm.seed, setting=calm.setting, faults=(hang,)))
+    assert not outcome.violations
+    assert outcome.virtual_s > 6.0
+
+
+def test_damage_never_reads_as_another_message() -> None:
+    chance, frames = Random(1), encode(Ping(number=3))
+    for _ in range(300):
+        with pytest.raises(CodecError):
+            decode(world_links.damage(frames, chance), SERVICES)
+
+
+def test_an_observation_says_which_decision_it_is() -> None:
+    rows = np.array([world_game.written(number, match) for number, match in ((5, 1), (70_000, 2))], np.float32)
+    rows = np.concatenate([rows, rows + np.float32(1)])
+    numbers, matches = world_game.read(rows)
+    assert numbers.tolist() == [5, 70_000, -1, -1]
+    assert matches.tolist()[:2] == [1, 2]

@@ -1,0 +1,45 @@
+"""Whole runs with drawn faults: a sample of what `scripts/simulate` does, and the seeds that have found something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import world_broken
+from world_plan import draw
+from world_run import run_plan, run_seed
+
+FOUND = {
+    1: "segments that came damaged were acknowledged, and their steps were in no place of the books",
+    3: "a board's last words followed a push that was lost, so nobody could take them",
+    4: "a learner that was done took nothing more, and what assembly could not send at the end was in no place",
+    6: "the same with what stepping could not send",
+    44: "a restarted learner was heard before its queue: its lost steps stayed in flight, and the run stood still",
+    93: "the same after a full disk",
+}
+"""Seeds that found a bug, and which."""
+
+
+@pytest.mark.parametrize("seed", FOUND, ids=str)
+def test_what_a_seed_has_found_stays_mended(seed: int) -> None:
+    assert not run_seed(seed).violations
+
+
+def test_a_seed_repeats_itself_to_the_last_message() -> None:
+    """The digest is of all messages, with their times and contents."""
+    plan = draw(2)
+    assert plan.faults
+    first, second = run_plan(plan), run_plan(plan)
+    assert (first.digest, first.events) == (second.digest, second.events)
+    assert first.events > 300
+
+
+def test_another_seed_for_the_same_plan_is_another_history() -> None:
+    plan = draw(2)
+    assert run_plan(plan).digest != run_plan(replace(plan, seed=3)).digest
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("resend", 0), ("credit", 0), ("twice", 0)])
+def test_a_broken_queue_is_found(kind: str, seed: int) -> None:
+    with world_broken.queue(kind):
+        assert run_seed(seed).violations

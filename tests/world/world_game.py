@@ -1,0 +1,161 @@
+"""A game whose every decision has a number of its own, which its observation carries to the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from pipeline.simulation.game import decisions, ends
+from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+SIZE = 4
+_BASE = 4096
+_PRIME = 4093
+
+
+def written(number: int, match: int) -> list[float]:
+    """An observation that says which decision, and of which match."""
+    return [float(number % _BASE), float(number // _BASE), float(match), float((number * 31 + match) % _PRIME)]
+
+
+def read(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[n] numbers and matches in [n, 4] observations; -1 where they do not agree, because they came damaged."""
+    whole = np.nan_to_num(rows, nan=-1.0, posinf=-1.0, neginf=-1.0).astype(np.int64)
+    numbers, matches = whole[:, 0] + _BASE * whole[:, 1], whole[:, 2]
+    good = (numbers * 31 + matches) % _PRIME == whole[:, 3]
+    return np.where(good, numbers, -1), np.where(good, matches, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is played.
+
+    Attributes:
+        seats: behavior ids.
+        areas: side by side; each is a match of all seats.
+        members: agents of each seat in an area.
+        groups: "" for none, "seat" for one of each seat in each area, "area" for one of all seats.
+        contests: everybody in an area ends together, with outcomes.
+        ends: share of steps that end something.
+    """
+
+    seats: tuple[str, ...]
+    areas: int
+    members: int
+    groups: str
+    contests: bool
+    ends: float
+
+
+class Tally:
+    """The game.
+
+    Args:
+        rules: what is played.
+        chance: decides who ends.
+        number: gives a new number to each decision and match.
+    """
+
+    name = "tally"
+
+    def __init__(self, rules: Rules, chance: Random, number: Callable[[], int]) -> None:
+        self._rules = rules
+        self._chance = chance
+        self._number = number
+        self._matches = [0] * rules.areas
+        self._here = {seat: np.ones((rules.areas, rules.members), bool) for seat in rules.seats}
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        spec = BehaviorSpec(
+            observations=(ObservationSpec(name="number", shape=(SIZE,)),), actions=ActionSpec(discrete=(2,))
+        )
+        return dict.fromkeys(self._rules.seats, spec)
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        del parameters, seed
+        for area in range(self._rules.areas):
+            self._begin(area)
+        return self._reports({})
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        del actions
+        before = {seat: here.copy() for seat, here in self._here.items()}
+        over = {area for area in range(self._rules.areas) if self._chance.random() < self._rules.ends}
+        for seat, here in self._here.items():
+            for area in range(self._rules.areas):
+                if area not in over:
+                    self._come_and_go(seat, here, area)
+        gone = {seat: here & ~self._here[seat] for seat, here in before.items()}
+        for area in sorted(over):
+            for seat, here in before.items():
+                gone[seat][area] |= here[area]
+        last = {seat: self._ends(seat, ended) for seat, ended in gone.items() if ended.any()}
+        for area in sorted(over):
+            self._begin(area)
+        return self._reports(last)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _begin(self, area: int) -> None:
+        self._matches[area] = self._number()
+        for here in self._here.values():
+            here[area] = True
+
+    def _come_and_go(self, seat: str, here: NDArray[np.bool_], area: int) -> None:
+        """Members end before their area does, and come back; one always stays."""
+        if self._rules.contests:
+            return
+        for member in range(self._rules.members):
+            if not here[area, member]:
+                here[area, member] = self._chance.random() < 0.3
+            elif here[area].sum() > 1 and self._chance.random() < self._rules.ends:
+                here[area, member] = False
+
+    def _rows(self, seat: str, which: NDArray[np.bool_], *, deciding: bool) -> tuple[Any, Any, Any]:
+        """Agents, observations and matches of those in `which`."""
+        areas, members = np.nonzero(which)
+        agents = areas * self._rules.members + members
+        matches = [self._matches[area] for area in areas]
+        seen = [written(self._number() if deciding else 0, match) for match in matches]
+        return agents, np.array(seen, np.float32).reshape(-1, SIZE), np.array(matches, np.int64)
+
+    def _reports(self, last: Mapping[str, Any]) -> Sequence[BehaviorReport]:
+        reports = []
+        for at, seat in enumerate(self._rules.seats):
+            following = None
+            if self._here[seat].any():
+                agents, seen, matches = self._rows(seat, self._here[seat], deciding=True)
+                areas = agents // self._rules.members
+                groups = {"": None, "seat": 1 + areas + at * self._rules.areas, "area": 1 + areas}[self._rules.groups]
+                following = decisions(
+                    agents,
+                    seen,
+                    rewards=np.full(len(agents), 0.5),
+                    groups=groups,
+                    group_rewards=None if groups is None else np.ones(len(agents)),
+                    matches=matches if self._rules.contests else None,
+                )
+            if following is not None or seat in last:
+                reports.append(BehaviorReport(behavior=seat, decisions=following, ends=last.get(seat)))
+        return reports
+
+    def _ends(self, seat: str, ended: NDArray[np.bool_]) -> Any:
+        agents, seen, matches = self._rows(seat, ended, deciding=False)
+        team = BehaviorId.parse(seat).team
+        won = [float((match + team) % 2) for match in matches.tolist()]
+        return ends(
+            agents,
+            seen,
+            rewards=np.ones(len(agents)),
+            interrupted=[self._chance.random() < 0.3] * len(agents),
+            group_rewards=np.ones(len(agents)) if self._rules.groups else None,
+            outcomes=won if self._rules.contests else None,
+            matches=matches if self._rules.contests else None,
+        )

@@ -1,0 +1,236 @@
+"""What always holds, checked whenever something happens.
+
+capacity    what a receiver holds and what is on its way to it never exceeds the capacity, and the shares agree
+books       every step is in one term of the books, at each publication; at the end in one place of one stage
+versions    a name's version never goes back, at no subscriber, and one version has one content
+once        no decision is trained on twice within the lineage of any weights, whatever was restored
+matches     a life, and a match, meets one draw of opponents; what ghosts did is not learned from
+deaths      nothing ends but by the plan; no simulator is told of a mistake it did not make
+progress    once all is calm the run goes on, and ends
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import trio
+from world_learner import TallyLearner
+
+from pipeline.learning.checkpoints import Checkpoint
+from pipeline.messages.matches import Assignment, Draw
+from pipeline.messages.service import AssemblyState, LearnerState, PolicyWeights, RunState, Segments
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.queues.sending_end import SendingEnd
+
+LINES: Final = 60
+
+
+class Watch:
+    """Checks, and remembers what it needs for that.
+
+    Attributes:
+        violations: what did not hold, in words.
+        events: so far.
+        lines: the last of them that a reader of a failure wants to see.
+        said: latest record of each board and key.
+        progress_at: when a step was last taken or trained on.
+        faults: what simulators were told.
+        damage: links damage messages, so that simulators make mistakes.
+    """
+
+    def __init__(self, *, real: bool, damage: bool) -> None:
+        self.real = real
+        self.damage = damage
+        self.violations: list[str] = []
+        self.events = 0
+        self.trace: list[str] | None = None
+        self.lines: deque[str] = deque(maxlen=LINES)
+        self.said: dict[tuple[str, str], Any] = {}
+        self.progress_at = 0.0
+        self.on_violation: Any = lambda: None
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._versions: dict[tuple[str, str], int] = {}
+        self._published: dict[str, int] = {}
+        self._contents: dict[tuple[str, int], int] = {}
+        self._draws: dict[int, Draw] = {}
+        self._lives: dict[tuple[str, int], int] = {}
+        self._matches: dict[int, int] = {}
+        self._lineages: dict[tuple[str, int, int], frozenset[int]] = {}
+
+    @property
+    def digest(self) -> str:
+        """Of all events in their order: equal for equal histories only."""
+        return self._digest.hexdigest()
+
+    def event(self, kind: str, *about: Any) -> None:
+        """Something happened."""
+        self.events += 1
+        text = f"{trio.current_time():.9f} {kind} {about}"
+        self._digest.update(text.encode())
+        if self.trace is not None:
+            self.trace.append(text)
+
+    def line(self, text: str) -> None:
+        """Something worth showing happened."""
+        self.event(text)
+        self.lines.append(f"{trio.current_time():8.3f} {text}")
+
+    def require(self, holds: bool, rule: str, about: Any = "") -> None:
+        """Notes a violation."""
+        if not holds:
+            self.violations.append(f"{trio.current_time():.3f} {rule}: {about}")
+            self.on_violation()
+
+    # ---------------------------------------------------------------- queues
+
+    def sent(self, source: str, target: str, frames: Sequence[Any]) -> None:
+        """A message goes out."""
+        self.event("sent", source, target, [zlib.crc32(frame) for frame in frames])
+
+    def queue(self, name: str, receiver: ReceivingEnd | None, senders: Sequence[SendingEnd]) -> None:
+        """Something was put on a queue, or arrived, or was taken."""
+        if receiver is None:
+            return
+        state = receiver._state
+        messages = steps = 0
+        for peer in state._peers.values():
+            messages += len(peer.pending)
+            steps += sum(entry.steps for entry in peer.pending)
+        shares = state.shares
+        agree = (shares.messages, shares.steps) == (messages, steps)
+        self.require(agree, "capacity", f"shares of {name} count {shares.messages} of {messages} messages")
+        for sender in senders:
+            peer = state._peers.get(sender._state.sender)
+            if peer is None or not peer.present or sender._state.receiver != state.receiver:
+                continue
+            way = [one for one in sender._state._kept if peer.expected <= one.sequence < sender._state._sent]
+            messages += len(way)
+            steps += sum(one.steps for one in way)
+        most = state.capacity
+        fits = messages <= most.messages and steps <= most.steps
+        self.require(fits, "capacity", f"{name} holds {messages} messages, {steps} steps of {most}")
+
+    # ---------------------------------------------------------------- boards
+
+    def published(self, board: str, key: str, record: Any) -> None:
+        """A service says something."""
+        self.said[board, key] = record
+        self.event("published", board, key)
+        if isinstance(record, PolicyWeights):
+            self._weights(board, record)
+        elif isinstance(record, RunState):
+            self._books(record)
+        elif isinstance(record, Assignment):
+            for draw in record.draws:
+                known = self._draws.setdefault(draw.number, draw)
+                self.require(asdict(known) == asdict(draw), "matches", f"draw {draw.number} has two meanings")
+
+    def _weights(self, board: str, record: PolicyWeights) -> None:
+        name, version = record.behavior, record.version
+        content = 0
+        for key in sorted(record.arrays):
+            content = zlib.crc32(record.arrays[key].tobytes(), content)
+        known = self._contents.setdefault((name, version), content)
+        self.require(known == content, "versions", f"{name}@{version} on {board} has two contents")
+        if board != "ghosts":
+            self.require(version > self._published.get(name, 0), "versions", f"{name}@{version} given out again")
+            self._published[name] = version
+
+    def _books(self, state: RunState) -> None:
+        for name, books in state.books.items():
+            terms = asdict(books)
+            total = terms.pop("produced")
+            good = total == sum(terms.values()) and min(terms.values()) >= 0
+            self.require(good, "books", f"{name}: {books}")
+
+    def heard(self, part: str, board: str, latest: dict[str, Any]) -> None:
+        """A part has heard something of a board."""
+        record = latest.get("weights")
+        if isinstance(record, PolicyWeights):
+            known = self._versions.get((part, record.behavior), 0)
+            self.require(record.version >= known, "versions", f"{part} hears {record.version} after {known}")
+            self._versions[part, record.behavior] = record.version
+
+    # ---------------------------------------------------------------- learners
+
+    def taken(self, learner: TallyLearner, record: Segments, numbers: Any, matches: Any) -> None:
+        """A learner has segments."""
+        rows = [number for number in numbers.tolist() if number >= 0]
+        self.event("taken", record.behavior, len(rows))
+        fresh = vars(learner).setdefault("fresh", set())
+        again = [number for number in rows if number in fresh or number in learner.lineage]
+        self.require(not again and len(set(rows)) == len(rows), "once", f"{record.behavior} got {again[:5]} again")
+        fresh.update(rows)
+        if record.draws is not None:
+            self._met(record, matches)
+
+    def _met(self, record: Segments, matches: Any) -> None:
+        assert record.draws is not None
+        at = 0
+        sizes = record.lengths.tolist()
+        for agent, number, team, size in zip(
+            record.agents.tolist(), record.draws.tolist(), record.teams.tolist(), sizes, strict=True
+        ):
+            draw = self._draws.get(number)
+            self.require(draw is not None and draw.team == team, "matches", f"team {team} learns in {draw}")
+            known = self._lives.setdefault((record.source, agent), number)
+            self.require(known == number, "matches", f"life {agent} meets draws {known} and {number}")
+            for match in {*matches[at : at + size].tolist()} - {-1}:
+                known = self._matches.setdefault(match, number)
+                self.require(known == number, "matches", f"match {match} meets draws {known} and {number}")
+            at += size
+
+    def trained(self, learner: TallyLearner, numbers: Any) -> None:
+        """A learner has made an update."""
+        self.progress_at = trio.current_time()
+        rows = [number for number in numbers.tolist() if number >= 0]
+        self.event("trained", learner.behavior, learner.version, len(rows))
+        again = learner.lineage.intersection(rows)
+        self.require(not again, "once", f"{learner.behavior} trains on {sorted(again)[:5]} again")
+        learner.lineage.update(rows)
+        vars(learner).setdefault("fresh", set()).difference_update(rows)
+        if not self.damage:
+            self.require(len(learner.lineage) == learner.trained, "once", f"{learner.trained} steps are not as many")
+
+    def kept(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
+        """A checkpoint was made."""
+        self._lineages[checkpoint.behavior, checkpoint.version, checkpoint.trained] = frozenset(learner.lineage)
+
+    def restored(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
+        """A checkpoint was loaded."""
+        learner.lineage = {*self._lineages[checkpoint.behavior, checkpoint.version, checkpoint.trained]}
+
+    # ---------------------------------------------------------------- the end
+
+    def ended(self, names: Sequence[str], counted: dict[str, int], *, exact: bool) -> dict[str, dict[str, int]]:
+        """The run has stopped in order: every step is in one place of one stage.
+
+        Args:
+            names: of the behaviors.
+            counted: steps that the simulators counted.
+            exact: nothing has happened to them or to stepping.
+        """
+        found = {}
+        for name in names:
+            books = found[name] = self._places(name)
+            total = sum(value for term, value in books.items() if term != "produced")
+            self.require(books["produced"] == total, "books", f"{name} at the end: {books}")
+            steps = counted.get(name, 0)
+            fits = books["produced"] == steps if exact else books["produced"] <= steps or self.damage
+            self.require(fits, "books", f"{name}: simulators counted {steps}, the books {books}")
+        return found
+
+    def _places(self, name: str) -> dict[str, int]:
+        run: RunState = self.said["coordination", "run"]
+        learner: LearnerState = self.said[f"learning-{name}", "state"]
+        held: AssemblyState = self.said["assembly", "state"]
+        places = run.routed[name] + learner.buffered + learner.training
+        places += sum(one.open + one.closed for one in held.held.get(name, {}).values())
+        books = run.books[name]
+        terms = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
+        return {**terms, "open": places}

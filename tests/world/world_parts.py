@@ -1,0 +1,140 @@
+"""A service of the world: started by the supervisor, killed without a word, its threads taking virtual time."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import trio
+from world_faults import Crash
+from world_learner import TRAINING
+from world_schedule import PART
+from world_transport import WorldTransport
+
+from pipeline.errors import SparringError, first_failure
+from pipeline.runtime import Context
+from services.topology import ServicePlan
+
+if TYPE_CHECKING:
+    from world_run import World
+
+EXIT_S: Final = 0.05
+"""A process takes its time to end; what it said last has arrived by then."""
+
+
+class Log:
+    """What a service's logger is here: its lines are kept for whoever reads a failure."""
+
+    def __init__(self, world: World, part: str) -> None:
+        self._watch = world.watch
+        self._part = part
+        self._folder = str(world.folder)
+
+    def bind(self, **_: Any) -> Log:
+        return self
+
+    def info(self, event: str, **about: Any) -> None:
+        self._watch.line(f"{self._part} {event} {about}".replace(self._folder, "RUN"))
+
+    warning = error = info
+
+
+class Hosted:
+    """One start of a service."""
+
+    pid = None
+
+    def __init__(self, world: World, plan: ServicePlan, start: str, *, first: bool) -> None:
+        self.world, self.plan, self.start, self.first = world, plan, start, first
+        self.stopping, self.ended = anyio.Event(), anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.computing: set[anyio.CancelScope] = set()
+        self.transport: WorldTransport | None = None
+        self.killed = self.hopeless = False
+        self.failure = ""
+
+    async def wait(self) -> str:
+        await self.ended.wait()
+        return self.failure
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def kill(self) -> None:
+        """Ends it as kill -9 does: nobody is told."""
+        if self.killed or self.ended.is_set():
+            return
+        self.killed = True
+        self.failure = "signal SIGKILL"
+        if self.transport is not None:
+            self.transport.abandon()
+        self.scope.cancel()
+        for scope in [*self.computing]:
+            scope.cancel()
+        self.world.queue.resume(self.plan.name, forget=True)
+
+    async def compute(self, work: Callable[[], Any]) -> Any:
+        """As a worker thread: it takes its time, and only the end of the process ends it early."""
+        longest = self.world.plan.setting.update_s
+        with anyio.CancelScope(shield=True) as scope:
+            self.computing.add(scope)
+            try:
+                await anyio.sleep(self.world.chance.uniform(0.0, longest))
+                result = work()
+                await anyio.sleep(self.world.chance.uniform(0.0, longest))
+            finally:
+                self.computing.discard(scope)
+        if self.killed:
+            await anyio.sleep_forever()  # its own scope is cancelled
+        return result
+
+    async def serve(self) -> None:
+        """Runs the service to its end."""
+        PART.set(self.plan.name)
+        TRAINING.set(self.world.watch)
+        try:
+            with self.scope:
+                await self._run()
+        except (Exception, BaseExceptionGroup, Crash) as failure:
+            self._failed(failure)
+        self.world.queue.resume(self.plan.name, forget=True)
+        await anyio.sleep(EXIT_S)
+        self.ended.set()
+
+    async def _run(self) -> None:
+        world = self.world
+        transport = WorldTransport(
+            world.network, self.plan.name, self.start, lambda: world.opened(self.plan.name), world.created
+        )
+        async with transport:
+            self.transport = transport
+            context = Context(
+                run=world.run,
+                service=self.plan.name,
+                start=self.start,
+                first=self.first,
+                transport=transport,
+                stop=self.stopping,
+                log=Log(world, self.plan.name),
+                clock=trio.current_time,
+                wall_clock=lambda: world.wall(self.plan.name),
+                compute=self.compute,
+                listen=world.doors.listen(self.plan.name),
+            )
+            await self.plan.load()(context)
+
+    def _failed(self, failure: BaseException) -> None:
+        """Its own failure, or what was left to be said when it was killed."""
+        if self.killed:
+            return
+        error = first_failure(failure)
+        self.failure = f"{type(error).__name__}: {error}"
+        self.hopeless = isinstance(error, SparringError)
+        planned = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        self.world.watch.line(f"{self.plan.name} failed: {self.failure}")
+        if not planned:
+            trace = "".join(traceback.format_exception(error))
+            self.world.watch.require(False, "deaths", f"{self.plan.name} failed:\n{trace}")

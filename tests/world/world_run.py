@@ -1,0 +1,311 @@
+"""A world: one run of the whole graph under a virtual clock, what happens to it, and what is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import anyio
+import torch
+import trio
+from trio.testing import MockClock
+from world_faults import Troubles
+from world_game import Tally
+from world_invariants import Watch
+from world_learner import TallyLearner
+from world_links import Network
+from world_parts import Hosted, Log
+from world_plan import Plan, draw
+from world_player import Player, Told
+from world_schedule import PART, seeded, take_over
+from world_streams import Doors
+from world_transport import WorldTransport
+
+import pipeline.files
+import pipeline.metrics
+import services.learning
+from pipeline.errors import CodecError, first_failure
+from pipeline.messages.service import RunState
+from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.runtime import Run
+from pipeline.settings import parse_settings
+from pipeline.simulation.counting import StepCounter
+from services.supervisor import Supervisor
+from services.topology import ServicePlan, Topology, build
+
+RESUMES_S: Final = 40.0
+"""Within this time after the last fault something is trained: a silent process is ended after 10 s, a link after 10."""
+ENDS_S: Final = 120.0
+"""Within this time, and what the run takes, it ends."""
+EPOCH: Final = 1.7e9
+ROOM: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+
+
+class World:
+    """One run.
+
+    Args:
+        plan: what happens.
+        folder: of the run.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.chance = Random(f"world {plan.seed}")
+        damage = any(fault.weather.damaged for fault in plan.faults)
+        self.watch = Watch(real=plan.setting.real, damage=damage)
+        self.hosted: dict[str, Hosted] = {}
+        self.counted: dict[str, int] = {}
+        self.status = ""
+        self._opened = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self.lives: dict[str, anyio.CancelScope] = {}
+        self.troubles = Troubles(self)
+
+    # ---------------------------------------------------------------- what parts get
+
+    def wall(self, part: str) -> float:
+        """A part's wall clock."""
+        return EPOCH + trio.current_time() + self.troubles.jumps.get(part, 0.0)
+
+    def opened(self, part: str) -> int:
+        """The number of an end, from the wall clock as over ZeroMQ; clocks have nanoseconds."""
+        return int(self.wall(part) * 1e6) * 1000 + next(self._opened)
+
+    def created(self, name: str, end: Any) -> None:
+        """An end was opened: listens to what passes."""
+        if isinstance(end, BoardEnd):
+            publish, board = end.publish, name.removeprefix("board:")
+
+            def spied(key: str, record: Any) -> None:
+                publish(key, record)
+                self.watch.published(board, key, record)
+
+            end.publish = spied  # type: ignore[method-assign]
+        elif isinstance(end, SubscriptionEnd):
+            received, part = end.received, PART.get()
+
+            def heard(message: Any, record: Any) -> None:
+                received(message, record)
+                self.watch.heard(part, name, end.latest)
+
+            end.received = heard  # type: ignore[method-assign]
+        else:
+            self._listen_to(name, end)
+
+    def _listen_to(self, name: str, end: Any) -> None:
+        transmit = end._transmit
+
+        def looked(*message: Any) -> None:
+            transmit(*message)
+            self.look(name)
+
+        end._transmit = looked
+        if isinstance(end, ReceivingEnd):
+            settle = end.settle
+
+            def settled() -> None:
+                settle()
+                self.look(name)
+
+            end.settle = settled  # type: ignore[method-assign]
+
+    def look(self, name: str) -> None:
+        """Something happened on a queue."""
+        known = self.network.receivers.get(name)
+        self.watch.queue(name, known and known[0], self.network.senders.get(name, ()))
+
+    # ---------------------------------------------------------------- the run
+
+    async def live(self) -> None:
+        """From the beginning to the end."""
+        self.queue = take_over()
+        self.network = Network(self.chance, self.watch, self.queue)
+        self.doors = Doors(self.network)
+        self.run, topology = self._topology()
+        async with anyio.create_task_group() as self.tasks:
+            self.watch.on_violation = self.tasks.cancel_scope.cancel
+            self.tasks.start_soon(self.network.timer.run)
+            self.tasks.start_soon(self.troubles.come)
+            for number in range(self.plan.setting.simulators):
+                self.tasks.start_soon(self._simulate, number)
+            self.tasks.start_soon(self._watch_progress)
+            await self._supervise(topology)
+            self.tasks.cancel_scope.cancel()
+        if not self.watch.violations:
+            self._check_end()
+
+    async def _supervise(self, topology: Topology) -> None:
+        transport = WorldTransport(
+            self.network, "supervisor", "supervisor.1", lambda: self.opened("supervisor"), lambda *_: None
+        )
+        async with transport:
+            supervisor = Supervisor(topology, self, None, transport, trio.current_time)  # type: ignore[arg-type]
+            supervisor._session = "s"
+            supervisor._log = Log(self, "supervisor")
+            supervisor._signalled = anyio.sleep_forever  # type: ignore[method-assign]
+            self.tasks.start_soon(self.troubles.end, supervisor._over)
+            self.status = await supervisor.supervise()
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        """Starts a service; called by the supervisor."""
+        hosted = self.hosted[plan.name] = Hosted(self, plan, start, first=first)
+        self.tasks.start_soon(hosted.serve)
+        return hosted
+
+    def _topology(self) -> tuple[Run, Topology]:
+        setting = self.plan.setting
+        settings = _settings(setting.text())
+        topology = build(settings, run_id="world", directory=self.folder, seed=self.plan.seed)
+        shared = {
+            name: len(range(index, setting.simulators, setting.stepping))
+            for index, name in enumerate(topology.run.stepping)
+        }
+        run = replace(topology.run, simulators=shared)
+        plans = tuple(plan for plan in topology.services if plan.name != "monitor")
+        return run, replace(topology, run=run, services=plans, simulators=())
+
+    async def _simulate(self, number: int) -> None:
+        setting, part = self.plan.setting, f"simulator-{number}"
+        PART.set(part)
+        address = self.run.addresses[self.run.stepping[number % setting.stepping]]
+        for life in itertools.count():
+            chance = Random(f"game {self.plan.seed} {number} {life}")
+            game = Tally(setting.rules, chance, lambda: next(self._numbers))
+            player = Player(number, self.doors, address, game, setting.frame_s, self._stepped)
+            with anyio.CancelScope() as scope:
+                self.lives[part] = scope
+                try:
+                    await player.live()
+                    return
+                except Told as told:
+                    self._told(part, told)
+                except CodecError as error:
+                    self.watch.require(self.watch.damage, "deaths", f"{part} can not read: {error}")
+                finally:
+                    self._count(part, player.counter)
+            await anyio.sleep(0.3)
+
+    def _count(self, part: str, counter: StepCounter) -> None:
+        self.watch.line(f"{part} ended")
+        for name, steps in counter.steps.items():
+            self.counted[name] = self.counted.get(name, 0) + steps
+
+    def _stepped(self) -> None:
+        self.watch.event("step")
+
+    def _told(self, part: str, told: Told) -> None:
+        self.watch.line(f"{part} was told {told}")
+        if told.fault.code not in ("number", "timeout"):
+            self.watch.require(self.watch.damage, "deaths", f"{part} was told {told}")
+
+    async def _watch_progress(self) -> None:
+        watch, plan = self.watch, self.plan
+        last = plan.calm_from + ENDS_S + 4 * plan.setting.usual_s
+        while True:
+            await anyio.sleep(1.0)
+            now = trio.current_time()
+            idle = now - max(watch.progress_at, plan.calm_from)
+            watch.require(idle <= RESUMES_S, "progress", f"nothing for {idle:.0f} s; {self._waits()}")
+            watch.require(now <= last, "progress", f"no end after {now:.0f} s; {self._waits()}")
+
+    def _waits(self) -> str:
+        states = {name: self.watch.said.get((name, "metrics")) for name in self.plan.setting.services}
+        waits = "; ".join(f"{name}: {state.waiting_for}" for name, state in states.items() if state is not None)
+        run = self.watch.said.get(("coordination", "run"))
+        return waits + (f"; {run.books} routed {run.routed}" if isinstance(run, RunState) else "")
+
+    def _check_end(self) -> None:
+        plan, watch = self.plan, self.watch
+        watch.violations += [] if self.status == "completed" else [f"progress: the run ended as {self.status!r}"]
+        if not watch.violations:
+            watch.ended(plan.setting.names, self.counted, exact=not plan.faults)
+
+
+@lru_cache(maxsize=256)
+def _settings(text: str) -> Any:
+    return parse_settings(text, "world").settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a seed.
+
+    Attributes:
+        plan: of it.
+        violations: none if all is well.
+        events: how many.
+        digest: of their history.
+        virtual_s: how long it took there, `wall_s` here.
+        lines: the last ones.
+    """
+
+    plan: Plan
+    violations: tuple[str, ...]
+    events: int
+    digest: str
+    virtual_s: float
+    wall_s: float
+    lines: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def _patched(world: World) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            (pipeline.files, "put", world.troubles.put),
+            (pipeline.metrics, "resident_bytes", lambda: 0.0),  # the only number that no seed decides
+            (services.learning, "Learner", TallyLearner),
+        ):
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, value)
+        yield
+
+
+def run_seed(seed: int, mode: str | None = None) -> Outcome:
+    """Runs one seed."""
+    return run_plan(draw(seed, mode))
+
+
+def run_plan(plan: Plan) -> Outcome:
+    """Runs a plan."""
+    began = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="world-", dir=ROOM))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    clock = MockClock(autojump_threshold=0)
+    world = World(plan, folder)
+    try:
+        with seeded(plan.seed), _patched(world):
+            try:
+                trio.run(world.live, clock=clock)
+            except Exception as failure:
+                error = first_failure(failure)
+                trace = "".join(traceback.format_exception(error))
+                world.watch.violations.append(f"deaths: the world failed:\n{trace}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        torch.set_num_threads(threads)
+        gc.collect(0)
+    return Outcome(
+        plan=plan,
+        violations=tuple(world.watch.violations),
+        events=world.watch.events,
+        digest=world.watch.digest,
+        virtual_s=clock.current_time(),
+        wall_s=time.perf_counter() - began,
+        lines=tuple(world.watch.lines),
+    )

@@ -1,0 +1,90 @@
+"""Who may run, and in what order: seeded scheduling, and parts that do not run for a while.
+
+trio runs the tasks that are ready together in an order of its own random source, which is seeded for each run. A part
+(a service or a simulator) that hangs keeps its tasks off the run queue, as a stopped process does: its deadlines pass,
+what is sent to it waits, and all of it is seen when it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import trio._core._run as scheduler
+
+PART: ContextVar[str] = ContextVar("part", default="")
+"""The part that a task belongs to; tasks inherit it from those that start them."""
+
+
+class RunQueue(deque[Any]):
+    """trio's queue of tasks that are ready, without those of parts that hang.
+
+    Args:
+        ready: tasks that are ready now.
+    """
+
+    def __init__(self, ready: Any = ()) -> None:
+        super().__init__(ready)
+        self._held: dict[str, list[Any]] = {}
+        self._inboxes: dict[str, list[Callable[[], None]]] = {}
+
+    def append(self, task: Any) -> None:
+        """A task is ready."""
+        held = self._held.get(task.context.get(PART, "")) if self._held else None
+        if held is None:
+            super().append(task)
+        else:
+            held.append(task)
+
+    def hangs(self, part: str) -> bool:
+        """Whether a part does not run."""
+        return part in self._held
+
+    def hang(self, part: str) -> None:
+        """Stops a part."""
+        if part not in self._held:
+            own = [task for task in self if task.context.get(PART, "") == part]
+            for task in own:
+                self.remove(task)
+            self._held[part] = own
+            self._inboxes[part] = []
+
+    def keep(self, part: str, arrival: Callable[[], None]) -> None:
+        """Something arrived at a part that hangs."""
+        self._inboxes[part].append(arrival)
+
+    def resume(self, part: str, *, forget: bool = False) -> None:
+        """Lets a part go on with what has arrived, or without where that is to be forgotten."""
+        inbox = self._inboxes.pop(part, [])
+        for task in self._held.pop(part, []):
+            super().append(task)
+        for arrival in [] if forget else inbox:
+            arrival()
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Lets trio draw the order of tasks from a seed alone."""
+    before, state = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r.getstate()
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
+    scheduler._r.seed(seed)
+    collecting = gc.isenabled()
+    gc.disable()  # what a collection closes would depend on what ran before
+    try:
+        yield
+    finally:
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
+        scheduler._r.setstate(state)
+        if collecting:
+            gc.enable()
+
+
+def take_over() -> RunQueue:
+    """Replaces the queue of the running loop."""
+    runner = scheduler.GLOBAL_RUN_CONTEXT.runner
+    runner.runq = RunQueue(runner.runq)
+    return runner.runq

@@ -1,0 +1,276 @@
+"""The ends of queues and boards over the faulty network: the real ones, and the frames that would travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import trio
+from world_links import Lane, Network
+
+from pipeline.errors import CodecError, QueueError
+from pipeline.messages.codec import SERVICES, Buffer
+from pipeline.queues import frames as framing
+from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from pipeline.queues.interface import Capacity
+from pipeline.queues.receiving_end import ReceivingEnd
+from pipeline.queues.scope import Scope
+from pipeline.queues.sending_end import SendingEnd
+from pipeline.queues.wire import DEFAULT_TIMING, make_id
+
+
+class Receiving:
+    """Hands frames to an end of a part; as `Link` of the real transport, what is no message is discarded."""
+
+    def __init__(self, network: Network, part: str, name: str, scope: Scope) -> None:
+        self._network = network
+        self.part = part
+        self._name = name
+        self._scope = scope
+
+    def take(self, read: Callable[[], None], settle: Callable[[], None], malformed: Callable[[], None]) -> None:
+        """Reads a message; any failure but a CodecError ends the part."""
+        try:
+            try:
+                read()
+            except CodecError as error:
+                self._network.watcher.event("malformed", self._name, type(error).__name__)
+                malformed()
+            settle()
+        except Exception as error:
+            self._scope.fail(error)
+
+
+class WorldTransport:
+    """Opens the ends of one start of a part.
+
+    Args:
+        network: of the world.
+        part: name of it.
+        start: of it.
+        opened: numbers for ends; the real ones come from the wall clock.
+        created: called with each new end.
+    """
+
+    def __init__(
+        self, network: Network, part: str, start: str, opened: Callable[[], int], created: Callable[[str, Any], None]
+    ) -> None:
+        self._network = network
+        self._part = part
+        self._start = start
+        self._opened = opened
+        self._created = created
+        self._scope = Scope()
+
+    async def __aenter__(self) -> Self:
+        await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._scope.__aexit__(exc_type, exc, traceback)
+
+    def abandon(self) -> None:
+        """Drops all ends as a crash would."""
+        self._scope.close(farewell=False)
+
+    def _receiving(self, name: str) -> Receiving:
+        return Receiving(self._network, self._part, name, self._scope)
+
+    # ---------------------------------------------------------------- queues
+
+    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+        """The sending end of a queue."""
+        network, scope, here = self._network, self._scope, self._receiving(name)
+        index = scope.index(name)
+        lanes: dict[str, Lane] = {}
+
+        def post(frames: list[Buffer]) -> None:
+            known = network.receivers.get(name)
+            if known is None:
+                network.later(name, again, frames)
+                return
+            end_there, there = known
+            lane = lanes.setdefault(there.part, Lane(here.part, there.part))
+            network.post(lane, lambda frames: _to_receiver(end_there, there, end, answer, frames), frames)
+
+        def again(frames: list[Buffer]) -> None:
+            if not end.closed:  # else its socket is gone, and what was in it
+                post(frames)
+
+        back = Lane("", here.part)
+
+        def answer(frames: list[Buffer], source: str) -> None:
+            back.source = source
+            network.post(back, lambda frames: _to_sender(end, here, frames), frames)
+
+        def release() -> None:
+            scope.release_index(name, index)
+            scope.remove(end)
+            network.senders[name].remove(end)
+
+        end = SendingEnd(
+            make_id(self._start, self._opened(), index),
+            behavior_id,
+            DEFAULT_TIMING,
+            trio.current_time,
+            pack=_pack,
+            transmit=lambda message: post(framing.to_receiver(message)),
+            poll=_nothing,
+            release=release,
+        )
+        network.senders.setdefault(name, []).append(end)
+        self._created(name, end)
+        scope.add(end, end.timer)
+        return end
+
+    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+        """The receiving end of a queue."""
+        network, scope, here = self._network, self._scope, self._receiving(name)
+        await self._free(network.receivers, name)
+
+        def release() -> None:
+            scope.remove(end)
+            del network.receivers[name]
+
+        end = ReceivingEnd(
+            make_id(self._start, self._opened()),
+            capacity,
+            behavior_id,
+            DEFAULT_TIMING,
+            trio.current_time,
+            unpack=lambda payload: framing.unpack(payload, SERVICES),
+            on_discard=lambda sender, error: network.watcher.event("discarded", name, sender, str(error)),
+            transmit=lambda route, grant: route.answer(framing.to_sender(grant), here.part),
+            poll=_nothing,
+            release=release,
+        )
+        network.receivers[name] = end, here
+        self._created(name, end)
+        scope.add(end, end.timer)
+        network.opened(name)
+        return end
+
+    # ---------------------------------------------------------------- boards
+
+    async def board(self, service: str) -> BoardEnd:
+        """The publishing end of a board."""
+        network, scope, here = self._network, self._scope, self._receiving(f"board:{service}")
+        await self._free(network.boards, service)
+
+        def release() -> None:
+            scope.remove(end)
+            del network.boards[service]
+
+        end = BoardEnd(
+            make_id(self._start, self._opened()),
+            DEFAULT_TIMING,
+            trio.current_time,
+            pack=framing.pack,
+            transmit=lambda route, message, payload: route.answer(framing.to_subscriber(message, payload), here.part),
+            poll=_nothing,
+            release=release,
+        )
+        network.boards[service] = end, here
+        self._created(f"board:{service}", end)
+        scope.add(end)
+        network.opened(f"board:{service}")
+        return end
+
+    async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
+        """A subscription to a board."""
+        network, scope, here = self._network, self._scope, self._receiving(f"board:{service}")
+        lanes: dict[str, Lane] = {}
+
+        def post(frames: list[Buffer]) -> None:
+            known = network.boards.get(service)
+            if known is None:
+                network.later(f"board:{service}", again, frames)
+                return
+            end_there, there = known
+            lane = lanes.setdefault(there.part, Lane(here.part, there.part))
+            network.post(lane, lambda frames: _to_publisher(end_there, there, end, answer, frames), frames)
+
+        def again(frames: list[Buffer]) -> None:
+            if not end.closed:  # else its socket is gone, and what was in it
+                post(frames)
+
+        back = Lane("", here.part)
+
+        def answer(frames: list[Buffer], source: str) -> None:
+            back.source = source
+            network.post(back, lambda frames: _to_subscriber(end, here, frames), frames)
+
+        end = SubscriptionEnd(
+            DEFAULT_TIMING,
+            trio.current_time,
+            transmit=lambda have: post(framing.to_publisher(have)),
+            poll=_nothing,
+            release=lambda: scope.remove(end),
+            pace=pace,
+        )
+        self._created(f"board:{service}", end)
+        scope.add(end, end.timer)
+        return end
+
+    async def _free(self, taken: dict[str, Any], name: str) -> None:
+        """Waits until an address is free, as long as the real transport does."""
+        with anyio.move_on_after(1.0):
+            while name in taken:  # noqa: ASYNC110 (another process would not tell)
+                await anyio.sleep(0.02)
+        if name in taken:
+            raise QueueError(f"got {name!r}, where somebody listens; expected a free address; stop that process")
+
+
+class _Route:
+    """Where an answer goes; the same for the same end."""
+
+    __slots__ = ("answer", "end")
+
+    def __init__(self, end: Any, answer: Callable[[list[Buffer], str], None]) -> None:
+        self.end = end
+        self.answer = answer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Route) and other.end is self.end
+
+    def __hash__(self) -> int:
+        return id(self.end)
+
+
+def _to_receiver(end: ReceivingEnd, there: Receiving, sender: Any, answer: Any, frames: Sequence[Buffer]) -> None:
+    if not end.closed:
+        there.take(
+            lambda: end.received(framing.from_sender(frames), _Route(sender, answer)), end.settle, malformed=end.discard
+        )
+
+
+def _to_sender(end: SendingEnd, here: Receiving, frames: Sequence[Buffer]) -> None:
+    if not end.closed:
+        here.take(lambda: end.received(framing.from_receiver(frames)), _nothing, malformed=_nothing)
+
+
+def _to_publisher(end: BoardEnd, there: Receiving, subscriber: Any, answer: Any, frames: Sequence[Buffer]) -> None:
+    if not end.closed:
+        there.take(
+            lambda: end.received(framing.from_subscriber(frames), _Route(subscriber, answer)),
+            end.settle,
+            malformed=_nothing,
+        )
+
+
+def _to_subscriber(end: SubscriptionEnd, here: Receiving, frames: Sequence[Buffer]) -> None:
+    if not end.closed:
+        here.take(lambda: end.received(*framing.from_publisher(frames, SERVICES)), end.flush, malformed=end.linked)
+
+
+def _pack(record: Any) -> tuple[framing.Payload, int]:
+    payload = framing.pack(record)
+    return payload, payload.size
+
+
+def _nothing() -> None:
+    """Nothing to do."""
