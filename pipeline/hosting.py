@@ -94,12 +94,19 @@ class Process:
 
     def _last_words(self) -> str:
         """The end of its standard error: the line that names the failure."""
-        try:
-            text = self._errors.read_bytes()[-_TAIL:].decode(errors="replace")
-        except OSError:
-            return ""
+        text = _end_of(self._errors.with_name(f"{self._errors.name}.1")) + _end_of(self._errors)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+
+def _end_of(path: Path) -> str:
+    """The last bytes of a file as text; "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 class ProcessHost:
@@ -174,6 +181,11 @@ class Task:
     def pid(self) -> int | None:
         """None: it has no process."""
         return None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
 
     @property
     def hopeless(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import UNUSABLE, SparringError, first_failure
+from pipeline.errors import FAILED, UNUSABLE, SparringError, first_failure
 from pipeline.hosting import end_with_supervisor
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if os.name == "posix":
         os.nice(plan.niceness)
-    logs.configure(directory, prepared.id, plan.name)
+    bounds = prepared.settings.pipeline.logs
+    logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     start = args.start or f"{plan.name}.{secrets.token_hex(4)}"
     try:
         anyio.run(
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return UNUSABLE if known else 1
+        return UNUSABLE if known else FAILED
     return 0
 
 
