@@ -33,11 +33,15 @@ from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
 from pipeline.rotation import full, trim
+from pipeline.settings import started_by_hand
 from services.exports import Exports
 from services.topology import Restarts, ServicePlan, SimulatorPlan, Topology
 
 HANG_S = 9.0
 """A service that answered once and then not for this long is taken for dead: known within 10 s."""
+
+LOOKER_S = 30.0
+"""The same for the monitor, which nobody waits for and which lets all others go first."""
 
 START_S = 90.0
 """A service that has not answered this long after its start is taken for dead."""
@@ -121,6 +125,8 @@ class Supervisor:
         self._status: Status = "completed"
         self._error: str | None = None
         self._signals = 0
+        by_hand = started_by_hand(topology.run.settings)
+        self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
         limits = self._settings.stalls
         self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
         self._patience = Patience(self._settings.stall_timeout_s, limits.budget, limits.period_s)
@@ -311,7 +317,8 @@ class Supervisor:
 
     def _check_answers(self, part: Part, board: Subscription, now: float, awake: float) -> None:
         since = min(board.heard_age, now - part.started_at, now - awake)
-        limit = START_S if board.heard_age >= now - part.started_at else HANG_S
+        usual = HANG_S if part.name in self._run.services else LOOKER_S
+        limit = START_S if board.heard_age >= now - part.started_at else usual
         if part.hosted is not None and since > limit and not part.stopping:
             self._log.warning("silent", part=part.name, seconds=round(since, 1), notice=True)
             part.started_at = now
@@ -322,8 +329,7 @@ class Supervisor:
         for root in self._patience.over(stalls):
             self._log.info("goes_on", root=root, notice=True)
         for stall in self._patience.news(stalls, now):
-            counts = stall.kind != "outside" or bool(self._topology.simulators)  # others come when they like
-            count = self._patience.count(now) if counts else 0
+            count = self._patience.count(now) if stall.kind != "outside" or self._launches else 0
             self._log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
             if self._patience.exhausted:
                 self._log.error("run_stalled", error=stall.text, notice=True)

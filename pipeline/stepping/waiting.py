@@ -72,7 +72,7 @@ def waits_for(stepper: Waiting, behavior: str, *, lockstep: bool) -> Reason | No
 def _from_outside(behavior: str, owing: Sequence[int]) -> Reason:
     """Frames are missing, of the simulators with the numbers `owing`; or simulators are."""
     if not owing:
-        return Reason(SIMULATOR, behavior)
+        return Reason(SIMULATOR, behavior, "outside")
     shown = ", ".join(str(number) if number < 2**20 else "that dialled in" for number in sorted(owing)[:_NAMED])
     more = f" and {len(owing) - _NAMED} more" if len(owing) > _NAMED else ""
     return Reason(FRAMES, behavior, f"simulator{'s' if len(owing) > 1 else ''} {shown}{more}")

@@ -93,7 +93,7 @@ async def test_without_any_simulator_it_is_said_that_one_is_missing(tmp_path: Pa
         graph = await begin(tasks, stack, tmp_path, [])
         (stall,) = await judged(Stalls(graph.run.sinks, TIMEOUT_S), graph.seen, TIMEOUT_S + 5)
         assert stall.root == "simulators"
-        assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal from simulators"
+        assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal from outside"
         tasks.cancel_scope.cancel()
 
 
