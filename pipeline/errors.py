@@ -113,14 +113,28 @@ class NoRoom(ServiceError):
     """What a process needs to keep could not be written."""
 
 
+# Exit statuses of all commands and processes; 0 is fine. `docs/operations.md` lists them.
+
+FAILED: Final = 1
+"""It went wrong: the run, or what was checked."""
+
+BAD_INPUT: Final = 2
+"""A command line or configuration that can not be run: nothing was started."""
+
 UNUSABLE: Final = 3
-"""Exit status of a process whose failure a restart can not mend."""
+"""Of a process whose failure a restart can not mend."""
+
+BELOW: Final = 4
+"""`sparring evaluate --at-least`: the policy is not good enough."""
+
+STALLED: Final = 5
+"""A run that did not go on, and was ended for that."""
 
 NO_ROOM: Final = 28
 """Exit status of a process that could not write what it needs to keep: on a full disk it can not say why."""
 
 CAN_NOT_START: Final = 127
-"""Exit status in the place of a program that could not be started, as shells have it."""
+"""In the place of a program that could not be started, as shells have it."""
 
 
 def first_failure(failure: BaseException) -> BaseException:

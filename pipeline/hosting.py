@@ -96,12 +96,24 @@ class Process:
 
     def _last_words(self) -> str:
         """The end of its standard error: the line that names the failure."""
-        try:
-            text = self._errors.read_bytes()[self._offset :][-_TAIL:].decode(errors="replace")
-        except OSError:
-            return ""
+        text = _end_of(self._errors, self._offset)
+        if text is None:  # it was put aside meanwhile
+            text = (_end_of(self._errors.with_name(f"{self._errors.name}.1")) or "") + (_end_of(self._errors) or "")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+
+def _end_of(path: Path, begin: int = 0) -> str | None:
+    """The last bytes of a file from `begin` on as text; None where it is not there, or shorter."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if size < begin:
+                return None
+            file.seek(max(begin, size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
 
 
 class ProcessHost:
@@ -177,6 +189,11 @@ class Task:
     def pid(self) -> int | None:
         """None: it has no process."""
         return None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
 
     @property
     def hopeless(self) -> bool:

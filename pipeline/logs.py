@@ -12,6 +12,7 @@ console in one readable line. The standard library's logging and warnings end in
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import math
 import sys
 import time
@@ -39,6 +40,8 @@ def configure(
     stream: TextIO | None = None,
     wall_clock: Callable[[], float] = time.time,
     level: int = logging.INFO,
+    most_bytes: int = 16 * 2**20,
+    kept: int = 3,
 ) -> Path:
     """Sends the logs of this process to the run's folder; a second call takes the place of the first.
 
@@ -50,6 +53,8 @@ def configure(
         stream: for these, the standard error stream by default.
         wall_clock: gives seconds since the epoch.
         level: lowest level that is kept, as in `logging`.
+        most_bytes: a file that would become larger is put aside as FILE.1, FILE.2 and so on.
+        kept: how many of these are kept; 0 for no bound.
 
     Returns:
         The file.
@@ -58,7 +63,7 @@ def configure(
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     common = _common(run_id, service, wall_clock)
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
     _install(file, common, structlog.processors.JSONRenderer(default=_readable))
     if console:
         terminal = logging.StreamHandler(stream or sys.stderr)

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pipeline.messages.service import Histogram, Metrics
+from pipeline.messages.service import Histogram, Metrics, Wait
 
 LATENCY_BOUNDS: Final = tuple(round(10 ** (-5 + i / 20), 9) for i in range(141))
 """Seconds, 10 us to 100 s, 20 bounds for each factor of 10: a percentile is known to 12 %."""
@@ -143,12 +143,13 @@ class Registry:
         self._counters[f"queue.{name}.waits"] = waits
         self._counters[f"queue.{name}.waited_s"] = waited_s
 
-    def snapshot(self, time_s: float, waiting_for: str = "") -> Metrics:
+    def snapshot(self, time_s: float, waiting_for: str = "", waits: tuple[Wait, ...] = ()) -> Metrics:
         """Everything so far, as a record for the board.
 
         Args:
             time_s: seconds since the epoch.
             waiting_for: what the service waits for, "" while it works.
+            waits: the same for each of its activities that waits.
         """
         self._sequence += 1
         self._gauges["rss_bytes"] = resident_bytes()
@@ -161,6 +162,7 @@ class Registry:
             gauges={name: float(value) for name, value in dict(self._gauges).items() if math.isfinite(value)},
             histograms={name: buckets.snapshot() for name, buckets in dict(self._histograms).items()},
             waiting_for=waiting_for,
+            waits=waits,
         )
 
     def _finite(self, values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:

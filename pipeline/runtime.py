@@ -18,8 +18,9 @@ import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
 from pipeline.errors import Closed, ServiceError
-from pipeline.messages.service import RunState
+from pipeline.messages.service import Metrics, RunState
 from pipeline.metrics import Registry
+from pipeline.progress import ALL, Progress
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
 from pipeline.settings.model import Settings
 from pipeline.specs import BehaviorSpec
@@ -110,6 +111,11 @@ class Run:
         return (*self.stepping, "assembly", "coordination", *(f"learning-{name}" for name in self.learners))
 
     @property
+    def sinks(self) -> tuple[str, ...]:
+        """Services at the end of the flow: what nobody takes on from."""
+        return tuple(f"learning-{name}" for name in self.learners) or ("coordination",)
+
+    @property
     def learners(self) -> tuple[str, ...]:
         """Names of the behaviors that have a process of their own, which learns or plays a checkpoint."""
         return () if self.playing is not None and self.playing.players else tuple(self.settings.behaviors)
@@ -133,6 +139,7 @@ class Context:
         listen: opens the endpoint for simulators.
         registry: the service's numbers.
         writing: what it does where the disk is full; it gives up as late as a stall is reported.
+        progress: how far it has come, and what it waits for.
     """
 
     run: Run
@@ -148,11 +155,17 @@ class Context:
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
     registry: Registry = field(init=False)
     writing: Writing = field(init=False)
-    waiting_for: str = ""
+    progress: Progress = field(init=False)
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.service, self.start)
         self.writing = Writing(self.registry, self.log, self.clock, self.run.settings.pipeline.stall_timeout_s)
+        self.progress = Progress(self.registry, self.clock)
+
+    def numbers(self) -> Metrics:
+        """All its numbers now, for its board."""
+        waits = self.progress.published()
+        return self.registry.snapshot(self.wall_clock(), self.progress.waiting_for, waits)
 
     def note_sender(self, name: str, queue: SendingQueue) -> None:
         """Publishes how a sending end fares."""
@@ -191,7 +204,7 @@ async def publish_metrics(context: Context, board: Board, refresh: Callable[[], 
     """
     while True:
         refresh()
-        board.publish("metrics", context.registry.snapshot(context.wall_clock(), context.waiting_for))
+        board.publish("metrics", context.numbers())
         await anyio.sleep(METRICS_INTERVAL_S)
 
 
@@ -209,10 +222,11 @@ async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]]
 
 async def spec_of(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
     """A behavior's spec, and the highest version of its weights that was ever published; waits for both."""
-    context.waiting_for = f"the first simulator with {name}"
+    context.progress.waits(ALL, f"specs/{name}", "coordination", said=f"the first simulator with {name}")
     while True:
         state = coordination.latest.get("run")
         if isinstance(state, RunState) and name in state.specs:
+            context.progress.works()
             return state.specs[name], state.versions.get(name, 0)
         await coordination.changed()
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.errors import SettingsError, SparringError
+from pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError
 from pipeline.lifeline import end_with_supervisor
 
 COMMANDS: Final = {
@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "status": "show how a run stands",
+    "doctor": "say what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",
     "compliance": "check a foreign simulator against the protocol",
@@ -45,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(args.handler(args))
     except SettingsError as error:
         sys.stderr.write(f"sparring: {error}\n")
-        return 2
+        return BAD_INPUT
     except SparringError as error:
         sys.stderr.write(f"sparring: {type(error).__name__}: {error}\n")
-        return 1
+        return FAILED
 
 
 if __name__ == "__main__":

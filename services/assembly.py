@@ -20,6 +20,7 @@ from pipeline.assembly.group_assembler import GroupAssembler
 from pipeline.assembly.members import Members
 from pipeline.errors import Closed
 from pipeline.messages.service import Assembled, AssemblyState, BehaviorSteps, Cuts, Segments, StepBatch
+from pipeline.progress import ALL
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
 
@@ -134,7 +135,7 @@ class Assembly:
     async def settle(self) -> None:
         """Returns when no batch is half taken."""
         async with self._turn:
-            self._context.waiting_for = "the end"
+            self._context.progress.waits(ALL, "the end")
 
     def refresh(self) -> None:
         """Brings gauges and state up to date."""
@@ -218,13 +219,16 @@ class Assembly:
 
     async def _hand_on(self) -> None:
         """Sends what is finished; what could not be sent stays."""
+        progress = self._context.progress
         while self._outbox:
             message = self._outbox[0]
-            self._context.waiting_for = f"credit for segments of {message.behavior}"
-            await self._senders[message.behavior].put(message, len(message.log_probs))
+            name, rows = message.behavior, len(message.log_probs)
+            progress.waits(ALL, f"credit.segments/{name}", "coordination")
+            await self._senders[name].put(message, rows)
             self._outbox.popleft()
             self._note(message)
-            self._context.waiting_for = "steps"
+            progress.works()
+            progress.passed(f"segments/{name}", rows)
 
     def _note(self, message: Segments) -> None:
         registry, name = self._context.registry, message.behavior
@@ -276,10 +280,11 @@ async def run(context: Context) -> None:
             context.note_sender(f"segments:{name}", sender)
 
     async def consume() -> None:
-        context.waiting_for = "steps"
         try:
             while True:
+                context.progress.waits("segments", "steps", *context.run.stepping)
                 batch = await receiver.get()
+                context.progress.works("segments")
                 if isinstance(batch, StepBatch):
                     await assembly.take(batch)
         except Closed:
@@ -294,4 +299,4 @@ async def run(context: Context) -> None:
             await assembly.settle()
         tasks.cancel_scope.cancel()
     refresh()
-    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+    board.publish("metrics", context.numbers())

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from pipeline.errors import SettingsError
+from pipeline.errors import FAILED, SettingsError
 from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
 
 _MODES = {
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         loaded = read(args.config)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return FAILED
     lines = [*summary(loaded.settings), *(f"notice: {notice}" for notice in loaded.notices)]
     sys.stdout.write("\n".join([f"{args.config}: valid", *lines]) + "\n")
     return 0

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pipeline.errors import SettingsError
+from pipeline.errors import FAILED, SettingsError
 from pipeline.simulation.compliance import Verdict, check_simulator
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             f"got {error} on starting {command}; expected a simulator's command; correct it after --"
         ) from error
     sys.stdout.write(as_json(verdicts) if args.json else as_text(verdicts))
-    return int(any(verdict.status == "FAIL" for verdict in verdicts))
+    return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:

@@ -90,19 +90,24 @@ class Coordination:
 
     async def route(self, route: Route) -> None:
         """Hands the segments of one behavior on, until its queue is closed."""
+        progress, product = self._context.progress, f"segments/{route.name}"
         try:
             while True:
+                progress.waits(product, product, "assembly")
                 delivery = await route.receiver.receive()
+                progress.works(product)
                 segments = delivery.record
                 self._count(route, segments)
                 if route.name not in self._context.run.learners:  # a tournament: only results, and they are counted
                     delivery.acknowledge()
+                    progress.passed(product, delivery.steps)
                     self.publish()
                     continue
                 route.held.append(delivery)
-                self._context.waiting_for = f"credit for updates of {route.name}"
+                progress.waits(product, f"credit.updates/{route.name}", f"learning-{route.name}")
                 await route.sender.put(segments, delivery.steps)
-                self._context.waiting_for = "segments"
+                progress.works(product)
+                progress.passed(product, delivery.steps)
                 self.publish()
         except Closed:
             return
@@ -252,9 +257,22 @@ class Coordination:
                 registry.gauge(gauge, value)
             self._context.note_receiver(f"segments:{name}", route.receiver)
             self._context.note_sender(f"updates:{name}", route.sender)
+            self._note_waits(name, route.ledger)
         if self._ghosts is not None:
             for gauge, value in self._ghosts.gauges():
                 registry.gauge(gauge, value)
+
+    def _note_waits(self, name: str, ledger: Ledger) -> None:
+        """Says whose turn it is where stepping waits for a permit, or a learner for a spec."""
+        progress, stepping = self._context.progress, self._context.run.stepping
+        if ledger.in_flight >= ledger.budget:
+            progress.waits(f"permits/{name}", f"weights/{name}", f"learning-{name}")
+        else:
+            progress.works(f"permits/{name}")
+        if name in self._specs:
+            progress.works(f"specs/{name}")
+        else:
+            progress.waits(f"specs/{name}", f"steps/{name}", *stepping, said=f"the first simulator with {name}")
 
     # ---------------------------------------------------------------- on disk
 
@@ -442,13 +460,12 @@ async def run(context: Context) -> None:
             tasks.start_soon(coordination.route, route)
         tasks.start_soon(coordination.settle)
         tasks.start_soon(publish_metrics, context, board, coordination.refresh)
-        context.waiting_for = "segments"
         await context.stop.wait()
         tasks.cancel_scope.cancel()
     try:
         await coordination.end()
     finally:
-        board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+        board.publish("metrics", context.numbers())
 
 
 async def _give_up(coordination: Coordination, limit_s: float) -> None:

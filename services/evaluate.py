@@ -8,17 +8,15 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from pipeline.errors import SettingsError
+from pipeline.errors import BELOW, FAILED, SettingsError
 from pipeline.files import write_atomically
+from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.episodes import EPISODES_FILE, read_episodes
 from pipeline.playing.statistics import CONFIDENCE, by_team, describe
 from pipeline.runtime import Playing
 from services.launch import checkpoints, play, trained_settings
-
-BELOW: Final = 4
-"""Exit status where the mean reward is below `--at-least`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +116,6 @@ def _spread(one: Mapping[str, Any], percent: str) -> str:
 
 def _exit_status(found: Mapping[str, Any], at_least: float | None) -> int:
     if not found["complete"] or found["status"] != "completed":
-        return 1
+        return STATUSES.get(found["status"], FAILED) or FAILED  # one that the user stopped is not complete either
     means = [one["reward"]["mean"] for one in found["behaviors"].values()]
     return BELOW if at_least is not None and min(means) < at_least else 0

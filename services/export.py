@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pipeline.errors import CheckpointError, SettingsError
+from pipeline.errors import FAILED, CheckpointError, SettingsError
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.learning.export import FORMATS, SUFFIXES, ExportError, Format, export
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             failed = True
         if args.prune:
             _prune(folder, args.out or args.run)
-    return 1 if failed else 0
+    return FAILED if failed else 0
 
 
 def _end_at_close() -> None:

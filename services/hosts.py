@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pipeline import logs
-from pipeline.hosting import Hosted, ProcessHost, start_task
+from pipeline.hosting import Hosted, ProcessHost, Task, start_task
 from pipeline.queues.interface import Transport
 from pipeline.runtime import Context
 from services.topology import ServicePlan, Topology
@@ -56,6 +56,12 @@ class Tasks:
         self._run = topology.run
         self._tasks = tasks
         self._transport = transport
+        self._started: dict[str, Task] = {}
+
+    @property
+    def hanging(self) -> list[str]:
+        """Services that have not ended; a thread of theirs may hang, which nothing can end but the process."""
+        return [name for name, task in self._started.items() if not task.over]
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts a service as a task."""
@@ -74,4 +80,5 @@ class Tasks:
                 )
                 await plan.load()(context)
 
-        return start_task(self._tasks, plan.name, work)
+        self._started[plan.name] = start_task(self._tasks, plan.name, work)
+        return self._started[plan.name]

@@ -14,10 +14,10 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import CheckpointError, ServiceError, SettingsError
+from pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.learning.checkpoints import CheckpointFolder, load
-from pipeline.monitoring.summary import Status
+from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.settings import Settings, not_here
 from services.hosts import Processes, Tasks
@@ -43,7 +43,10 @@ def launch(
     try:
         topology = plan(sockets)
         topology.save()
-        logs.configure(topology.run.directory, topology.run.id, "supervisor", console=True)
+        bounds, run = settings.pipeline.logs, topology.run
+        logs.configure(
+            run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept
+        )
         for line in notes:
             logs.get().warning("settings", note=line, notice=True)
         logs.get().info("seed", seed=topology.run.seed, notice=True)
@@ -186,6 +189,10 @@ async def _as_tasks(topology: Topology, processes: ProcessHost) -> Status:
         host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
             status = await Supervisor(topology, host, processes, transport).supervise()
+        if hanging := host.hanging:  # the interpreter would wait for their threads for ever
+            logs.get().error("left_hanging", services=hanging, notice=True)
+            logs.close()
+            os._exit(STATUSES[status] or FAILED)
     return status
 
 

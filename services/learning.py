@@ -25,6 +25,7 @@ from pipeline.learning.taken import Taken
 from pipeline.messages.matches import Assignment
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
+from pipeline.progress import ALL
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, cancel_at_stop, publish_metrics, spec_of
 
@@ -175,20 +176,24 @@ class Learning:
         registry.gauge(f"step/{name}", self._learner.trained)
         registry.gauge(f"max_steps/{name}", self._behavior.max_steps)
         registry.reach(f"trained/{name}", self._learner.trained)
+        self._context.progress.reach(f"weights/{name}", self._learner.version)
+        self._context.progress.reach(f"minibatches/{name}", self._learner.minibatches)  # within an update too
         self._context.note_receiver(f"updates:{name}", self._receiver)
 
     # ---------------------------------------------------------------- one update
 
     async def _gather(self) -> None:
         """Returns when there is enough for an update: a whole buffer, or all up to a cut in lockstep."""
-        self._context.waiting_for = "segments"
+        progress, name = self._context.progress, self._learner.behavior
         while True:
             if not self._lockstep and self._learner.ready:
                 if not self._learner.drop_stale(self._pipeline.max_policy_lag):
                     break
                 self.publish()
                 continue
+            progress.waits(ALL, f"segments/{name}", "coordination")
             segments = await self._receiver.get()
+            progress.works()
             await self._meet(segments)
             closing = self._take(segments)
             # Every source that a cut names sends a marker; the first ends the collection. In lockstep only one lives:
@@ -197,7 +202,6 @@ class Learning:
             # is smaller and the rest trains a version later: a run that lost a process repeats no other in any case.
             if self._lockstep and closing and self._learner.buffered:
                 break
-        self._context.waiting_for = ""
 
     async def _meet(self, segments: Segments) -> None:
         """Other behavior names are in our groups: the critic is told what they see and do."""
@@ -312,7 +316,7 @@ class Learning:
 
     async def _hold(self) -> None:
         """Takes what still comes, so that the stages before this one can hand on what they hold, and stop."""
-        self._context.waiting_for = "the end"
+        self._context.progress.waits(ALL, "the end")
         while True:
             self._take(await self._receiver.get())
 
@@ -322,7 +326,7 @@ class Learning:
         In lockstep it tells of that at cuts only: told of at any time it would move the next cut, which closes the
         segments of groups that others still learn from.
         """
-        self._context.waiting_for = "the other behaviors"
+        self._context.progress.waits(ALL, "the other behaviors")
         while True:
             segments = await self._receiver.get()
             if not self._taken.is_new(segments):
@@ -356,10 +360,10 @@ async def run(context: Context) -> None:
         learning = Learning(context, learner, board, policies, receiver, coordination)
         await learning.begin(versions)
         await learning.loop()
-        context.waiting_for = "the end"
+        context.progress.waits(ALL, "the end")
         await context.stop.wait()
     if learning is not None:
         with anyio.CancelScope(shield=True):
             await learning.finish()
             refresh()
-    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+    board.publish("metrics", context.numbers())

@@ -7,9 +7,9 @@
 | waits for | news on a board; the next second; its stop |
 | unblocked by | every service, about once a second |
 
-Files: `metrics.jsonl` (a line per interval and behavior, and per service every 30 s), `status.json`
-(how the run stands, every second), `metrics.prom` (for Prometheus), `BEHAVIOR/events.out.tfevents.*`
-(for TensorBoard), and at the end `curves.png`.
+Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s; the
+oldest go), `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
+`BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
 
 Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
 `monitor.json` every second, and goes on from there.
@@ -35,6 +35,7 @@ from pipeline.monitoring.files import RunFiles, to_json
 from pipeline.monitoring.intervals import Interval, Intervals
 from pipeline.monitoring.overview import Overview
 from pipeline.monitoring.pace import Pace
+from pipeline.monitoring.stalls import Stall, Stalls
 from pipeline.monitoring.summary import Figures, figures
 from pipeline.queues.interface import Board, Subscription, Transport
 from pipeline.runtime import Context
@@ -70,8 +71,11 @@ class RunInfo:
         summary_freq: for behaviors that are not among these.
         training: False where the run only acts.
         tick_s: seconds between two looks; `status.json` is as old at most.
-        service_lines_s: seconds between two lines of a service in `metrics.jsonl`.
+        service_lines_s: seconds between two lines of a service in `services.jsonl`.
         patience_s: seconds after which a behavior gets a line although no interval has ended.
+        sinks: services at the end of the flow, whose waiting is judged.
+        stall_timeout_s: seconds without a move that make a stall.
+        log_bytes: of `services.jsonl`, which is put aside then; `logs_kept` of these are kept.
     """
 
     run_id: str
@@ -84,6 +88,10 @@ class RunInfo:
     tick_s: float = 1.0
     service_lines_s: float = 30.0
     patience_s: float = 60.0
+    sinks: Sequence[str] = ()
+    stall_timeout_s: float = 300.0
+    log_bytes: int = 16 * 2**20
+    logs_kept: int = 3
 
 
 async def run(context: Context) -> None:
@@ -96,6 +104,10 @@ async def run(context: Context) -> None:
         behaviors={name: behavior.summary_freq for name, behavior in settings.behaviors.items()},
         max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items() if learns},
         training=learns,
+        sinks=context.run.sinks,
+        stall_timeout_s=settings.pipeline.stall_timeout_s,
+        log_bytes=settings.pipeline.logs.most_bytes,
+        logs_kept=settings.pipeline.logs.kept,
     )
     await monitor(
         context.transport,
@@ -181,6 +193,7 @@ async def _tick(
             own.add("intervals", watch.tick())
         except OSError as error:  # what it would have said is in the next ones, or is one line less
             writing.failed(error, "metrics")
+        own.gauge("stalled", len(watch.stalled))
         if board is not None:
             board.publish(KEY, own.snapshot(wall_clock()))
         await anyio.sleep(period_s)
@@ -188,6 +201,9 @@ async def _tick(
 
 class Watch:
     """The monitor without its waiting: takes numbers in, and writes what they mean.
+
+    Attributes:
+        stalled: what had not gone on for too long at the last look.
 
     Args:
         run: what is watched.
@@ -211,7 +227,7 @@ class Watch:
         self._display = display
         self._clock = clock
         self._wall_clock = wall_clock
-        self._files = RunFiles(run.run_dir, wall_clock())
+        self._files = RunFiles(run.run_dir, wall_clock(), run.log_bytes, run.logs_kept)
         self._overview = Overview(run.services, training=run.training)
         self._intervals = Intervals(self._overview, run.behaviors, run.summary_freq, run.max_steps)
         self._paces: dict[str, Pace] = {}
@@ -221,6 +237,8 @@ class Watch:
         self._arrived_s: dict[str, float] = {}
         self._told_s: dict[str, float] = {}
         self._last: dict[str, Interval] = {}
+        self._stalls = Stalls(run.sinks, run.stall_timeout_s)
+        self.stalled: list[Stall] = []
         self._restore()
 
     def take(self, subscription: Subscription) -> None:
@@ -228,10 +246,12 @@ class Watch:
         metrics = subscription.latest.get(KEY)
         if isinstance(metrics, Metrics) and self._overview.update(metrics):
             self._arrived_s[metrics.service] = self._clock()
+            self._stalls.update(metrics, self._clock())
 
     def tick(self) -> int:
         """Writes what is due; returns the number of intervals that ended."""
         clock_s, time_s = self._clock(), self._wall_clock()
+        self.stalled = self._stalls.look(clock_s)
         ended = 0
         for behavior in self._behaviors():
             self._look(behavior, clock_s, time_s)
@@ -280,7 +300,9 @@ class Watch:
         self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
 
     def _stuck(self) -> list[str]:
-        """Which services are silent, or wait for something."""
+        """What stalls; else which services are silent, or wait for something."""
+        if self.stalled:
+            return [f"STALLED {stall.text}" for stall in self.stalled]
         found = []
         for service, subscription in self._subscriptions.items():
             latest, age_s = self._overview.services[service].latest, subscription.heard_age
@@ -295,8 +317,9 @@ class Watch:
     def _write_services(self, time_s: float) -> None:
         for service, totals in self._overview.services.items():
             self._service_lines[service] = self._windows.report(service, totals, time_s)
-            self._files.append(self._service_lines[service])
-        text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors())
+            self._files.append_service(self._service_lines[service])
+        stalled = [stall.root for stall in self.stalled]
+        text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors(), stalled)
         self._files.replace("metrics.prom", text)
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
@@ -304,6 +327,7 @@ class Watch:
             "run_id": self._run.run_id,
             "time_s": time_s,
             "ended": ended,
+            "stalls": [stall.text for stall in self.stalled],
             "services": {service: self._service(service, clock_s) for service in self._overview.services},
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
         }

@@ -24,6 +24,7 @@ from pipeline.learning.taken import Taken
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.playing.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
 from pipeline.playing.recording import Recorder
+from pipeline.progress import ALL
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
 from pipeline.specs import BehaviorSpec
@@ -63,6 +64,11 @@ class Player:
         waiting = self._recorder is not None and self._recorder.waiting
         return self._wanted > 0 and self._episodes.complete and not waiting
 
+    @property
+    def missing(self) -> str:
+        """Which episode is missing; "" where none was asked for, or all have come."""
+        return self._episodes.waiting_for if self._wanted and not self._episodes.complete else ""
+
     async def take(self, segments: Segments) -> None:
         """Counts what was played.
 
@@ -82,7 +88,6 @@ class Player:
             await self._context.compute(partial(self._recorder.add, segments))
         if self._wanted and not self._episodes.complete:
             self._episodes.add(segments.episodes)
-            self._context.waiting_for = self._episodes.waiting_for
 
     def give_up(self, limit_s: float) -> None:
         """Ends the run without the episodes that are missing."""
@@ -165,7 +170,7 @@ async def run(context: Context) -> None:
             await context.compute(player.finish)
             refresh()
             player.publish()
-    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+    board.publish("metrics", context.numbers())
 
 
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
@@ -198,10 +203,14 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board)
 
 
 async def _play(context: Context, player: Player, receiver: ReceivingQueue) -> None:
-    context.waiting_for = "segments"
+    name = player.learner.behavior
     try:
         while True:
-            await player.take(await receiver.get())
+            context.progress.waits(ALL, f"segments/{name}", "coordination", said=player.missing)
+            segments = await receiver.get()
+            context.progress.works()
+            await player.take(segments)
+            context.progress.passed(f"episodes/{name}", len(segments.log_probs))
             player.publish()
     except Closed:
         return

@@ -23,7 +23,7 @@ from typing import Any, Final
 from pipeline.demonstrations.episodes import SUFFIX, encode
 from pipeline.demonstrations.library import describe
 from pipeline.demonstrations.tape import Tape
-from pipeline.errors import RemoteProtocolError, ServiceError, SettingsError, SparringError
+from pipeline.errors import FAILED, RemoteProtocolError, ServiceError, SettingsError, SparringError
 from pipeline.files import write_atomically
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.messages.simulator import (
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     written = session.write()
     if failure is not None:
         raise failure
-    return 0 if session.complete or (args.manual and written) else 1
+    return 0 if session.complete or (args.manual and written) else FAILED
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, int]:

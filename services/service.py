@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from pipeline import logs
-from pipeline.errors import NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
+from pipeline.errors import FAILED, NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Context, Run
 from services.topology import ServicePlan, load_run, plan_of
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if os.name == "posix":
         os.nice(plan.niceness)
-    logs.configure(directory, prepared.id, plan.name)
+    bounds = prepared.settings.pipeline.logs
+    logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     start = args.start or own_start(plan.name)
     try:
         anyio.run(
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         if isinstance(error, NoRoom):
             return NO_ROOM
-        return UNUSABLE if known else 1
+        return UNUSABLE if known else FAILED
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.errors import UNUSABLE, RemoteProtocolError, SettingsError, SparringError
+from pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from pipeline.simulation.client import run as play
 from pipeline.simulation.game import Game, GivesStatistics
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
         result = play(game, address, number=number, seed=seed, credential=credential, connect_timeout_s=args.timeout)
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
-        return UNUSABLE if _final(error) else 1
+        return UNUSABLE if _final(error) else FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import SettingsError
+from pipeline.errors import BAD_INPUT, SettingsError
 from pipeline.monitoring.console import rate, short
+from pipeline.progress import readable
 
 OLD_S: Final = 10.0
 """A live run writes its status every second: older than this means that nobody writes it."""
@@ -59,7 +60,7 @@ def run(
             Console(file=stream).print(show(read(folder), wall_clock()))
     except SettingsError as error:
         sys.stderr.write(f"sparring status: {error}\n")
-        return 2
+        return BAD_INPUT
     except KeyboardInterrupt:
         return 0
     return 0
@@ -168,7 +169,8 @@ def show(report: Report, time_s: float) -> RenderableType:
         return Group(Text(_ending(report.summary)), _ended_behaviors(report.summary["behaviors"]), *opponents)
     assert report.status is not None
     status = report.status
-    heading = "\n".join([_age(status, time_s), *_lessons(status["behaviors"])])
+    stalls = [f"STALLED {text}" for text in status.get("stalls", ())]  # newer than the file may be
+    heading = "\n".join([_age(status, time_s), *stalls, *_lessons(status["behaviors"])])
     return Group(Text(heading), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
 
 
@@ -246,7 +248,7 @@ def _opponents(rules: Mapping[str, Any]) -> Table:
 
 
 def _services(services: Mapping[str, Any]) -> Table:
-    table = _table("Service", "Heard", "Waits for", "Starts", "Memory", "Queues", "p50 / p99")
+    table = _table("Service", "Heard", "Waits for", "Passed on", "Starts", "Memory", "Queues", "p50 / p99")
     for name, one in services.items():
         heard = "never" if one["heard_s"] is None else f"{one['heard_s']:.0f} s ago"
         fills = [f"{queue} {_fill(ends)}" for queue, ends in one["queues"].items()]
@@ -258,12 +260,18 @@ def _services(services: Mapping[str, Any]) -> Table:
             Text(name),
             heard,
             Text(one["waiting_for"] or "-"),
+            Text("\n".join(_passed(one)) or "-"),
             f"{one['starts']}",
             f"{one['rss_bytes'] / 2**20:.0f} MiB",
             Text("\n".join(fills) or "-"),
             Text("\n".join(latency) or "-"),
         )
     return table
+
+
+def _passed(service: Mapping[str, Any]) -> Iterator[str]:
+    for product, mark in service.get("passed", {}).items():  # newer than the file may be
+        yield f"{readable(product)}: {mark['count']:,.0f}, {mark['idle_s']:.0f} s ago"
 
 
 def _table(*columns: str) -> Table:

@@ -29,6 +29,7 @@ from pipeline.messages.service import (
     SteppingState,
 )
 from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
+from pipeline.progress import ALL, SIMULATORS
 from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
 from pipeline.settings.parameters import in_lessons
@@ -38,6 +39,7 @@ from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from pipeline.stepping.simulators import House, Simulators
 from pipeline.stepping.stepper import Stepper
+from pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS, waits_for
 
 PARTING_S: Final = 2.0
 """How long the end of a run waits for simulators to say Bye."""
@@ -176,7 +178,6 @@ class Stepping:
             if full or not wake.acts or self.stepper.withheld:
                 await self._hand_on()
             self._tell()
-            self._context.waiting_for = self._waits_for()
 
     async def _hand_on(self) -> None:
         """Sends assembly what has gathered."""
@@ -184,8 +185,9 @@ class Stepping:
             introduces, rows = self.stepper.introduced, self._gathered
             batch = StepBatch(source=self._context.start, parts=self.stepper.take_steps(), introduces=introduces)
             self._gathered = self._gathered_bytes = 0
-            self._context.waiting_for = "credit for steps"
+            self._context.progress.waits(ALL, "credit.steps", "assembly")
             await self._sender.put(batch, rows)
+            self._context.progress.works()
 
     async def hand_on_in_time(self) -> None:
         """Sends what has gathered at the latest after a moment, however little it is.
@@ -253,6 +255,7 @@ class Stepping:
             registry.reach("matches.ended", self.stepper.matches.ended)
             registry.reach("matches.lost", self.stepper.matches.lost)
         self._context.note_sender("steps", self._sender)
+        self._note_waits()
 
     async def introduce(self) -> None:
         """Tells assembly of this start, so that what a former one left can be closed."""
@@ -269,10 +272,22 @@ class Stepping:
         async with self._turn:
             await self._hand_on()
 
-    def _waits_for(self) -> str:
-        if not self.stepper.connections:
-            return "simulators"
-        return "a permit or weights" if self.stepper.withheld else "frames"
+    def _note_waits(self) -> None:
+        """Says for every behavior whose turn it is."""
+        progress = self._context.progress
+        for name in self._buffers:
+            reason = waits_for(self.stepper, name, lockstep=self._lockstep)
+            if reason is None:
+                progress.works(f"steps/{name}")
+            elif reason.what in (FRAMES, SIMULATOR):
+                progress.waits(f"steps/{name}", f"{reason.what}/{name}", SIMULATORS, who=reason.who)
+            elif reason.what == WEIGHTS:
+                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", f"learning-{reason.behavior}")
+            else:
+                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", "coordination")
+            behavior = self.stepper.behaviors.get(name)
+            if behavior is not None:
+                progress.reach(f"steps/{name}", behavior.produced + behavior.ghosts)
 
 
 def _prepare(registry: Registry) -> None:
@@ -334,14 +349,13 @@ async def run(context: Context) -> None:
         tasks.start_soon(stepping.hand_on_in_time)
         tasks.start_soon(publish_metrics, context, board, stepping.refresh)
         tasks.start_soon(stepping.introduce)
-        context.waiting_for = "simulators"
         await context.stop.wait()
         with anyio.move_on_after(settings.pipeline.stop_timeout_s / 2):
             await stepping.part(PARTING_S)
             await sender.drain()
         tasks.cancel_scope.cancel()
     stepping.refresh()
-    board.publish("metrics", context.registry.snapshot(context.wall_clock()))
+    board.publish("metrics", context.numbers())
 
 
 async def _accept(listener: Any, stepping: Stepping, tasks: TaskGroup) -> None:

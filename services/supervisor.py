@@ -17,23 +17,32 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from pipeline import logs
 from pipeline.files import write_atomically
 from pipeline.hosting import Hosted, ProcessHost
+from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState
+from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
+from pipeline.rotation import full, trim
+from pipeline.settings import started_by_hand
 from pipeline.writing import COUNTER
 from services.exports import Exports
 from services.topology import Restarts, ServicePlan, SimulatorPlan, Topology
 
-HANG_S = 10.0
-"""A service that answered once and then not for this long is taken for dead."""
+HANG_S = 9.0
+"""A service that answered once and then not for this long is taken for dead: known within 10 s."""
+
+LOOKER_S = 30.0
+"""The same for the monitor, which nobody waits for and which lets all others go first."""
 
 START_S = 90.0
 """A service that has not answered this long after its start is taken for dead."""
@@ -45,6 +54,10 @@ WRITES_S = 10.0
 """How often a service that can not write is told of."""
 
 _LOOK_S = 0.5
+_PAUSE_S = 5.0
+"""Who looks less often than this was paused itself, with the machine or alone."""
+_TRIM_S = 2.0
+"""A file that others write can pass its bound by what they write in that time."""
 BOARD_PACE_S = 0.25
 """Boards change hundreds of times a second; what is decided here can wait that long."""
 
@@ -119,6 +132,11 @@ class Supervisor:
         self._error: str | None = None
         self._signals = 0
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
+        by_hand = started_by_hand(topology.run.settings)
+        self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
+        limits = self._settings.stalls
+        self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
+        self._patience = Patience(self._settings.stall_timeout_s, limits.budget, limits.period_s)
         wanted = self._settings.export and topology.run.playing is None
         self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
 
@@ -141,6 +159,7 @@ class Supervisor:
                 tasks.start_soon(self._follow_checkpoints, self._exports)
             tasks.start_soon(self._follow_end)
             tasks.start_soon(self._watch)
+            tasks.start_soon(self._trim)
             self._log.info(
                 "run_started",
                 folder=str(self._run.directory),
@@ -240,7 +259,7 @@ class Supervisor:
 
     async def _last_exports(self) -> None:
         """The learners have saved their last weights: these are exported too, unless the user is in a hurry."""
-        if self._exports is not None and self._status != "failed":
+        if self._exports is not None and self._status in ("completed", "stopped"):
             self._show_checkpoints(self._exports)
             await self._exports.finish(0.0 if self._signals > 1 else EXPORT_S)
 
@@ -278,26 +297,43 @@ class Supervisor:
             self._over.set()
 
     async def _watch(self) -> None:
-        """Kills services that do not answer, reports a run that does not go on."""
-        progress: tuple[float, ...] = ()
-        changed = self._clock()
+        """Kills services that do not answer, and deals with what does not go on."""
+        looked = awake = self._clock()
         while True:
             await anyio.sleep(_LOOK_S)
             now = self._clock()
+            if now - looked > _PAUSE_S:  # paused ourselves: what the others said meanwhile is still to be read
+                awake = now
+            looked = now
             for name, board in self._boards.items():
-                self._check_answers(self._parts[name], board, now)
+                self._check_answers(self._parts[name], board, now, awake)
                 self._check_writes(name, board, now)
-            latest = self._progress()
-            if latest != progress:
-                progress, changed = latest, now
-            elif now - changed > self._settings.stall_timeout_s:
-                changed = now
-                waits = {name: self._waits_for(name) for name in self._boards}
-                self._log.warning("stalled", seconds=self._settings.stall_timeout_s, waiting_for=waits, notice=True)
+                metrics = board.latest.get("metrics")
+                if isinstance(metrics, Metrics) and name in self._run.services:
+                    self._stalls.update(metrics, now)
+            self._check_progress(self._stalls.look(now), now)
 
-    def _check_answers(self, part: Part, board: Subscription, now: float) -> None:
-        since = min(board.heard_age, now - part.started_at)
-        limit = START_S if board.heard_age >= now - part.started_at else HANG_S
+    async def _trim(self) -> None:
+        """Keeps within their bounds the files that others write: standard error of all parts, logs of Unity players."""
+        bounds, folder = self._settings.logs, self._run.directory
+        while True:
+            await anyio.sleep(_TRIM_S)
+            for path in (*folder.glob("logs/*.stderr"), *folder.glob("run_logs/*.log")):
+                if full(path, bounds.most_bytes):
+                    await self._trim_one(path, bounds.kept)
+
+    async def _trim_one(self, path: Path, kept: int) -> None:
+        try:
+            lost = await anyio.to_thread.run_sync(trim, path, kept)
+        except OSError as error:
+            self._log.warning("not_put_aside", file=str(path), error=str(error))
+        else:
+            self._log.info("put_aside", file=str(path), lost_bytes=lost)
+
+    def _check_answers(self, part: Part, board: Subscription, now: float, awake: float) -> None:
+        since = min(board.heard_age, now - part.started_at, now - awake)
+        usual = HANG_S if part.name in self._run.services else LOOKER_S
+        limit = START_S if board.heard_age >= now - part.started_at else usual
         if part.hosted is not None and since > limit and not part.stopping:
             self._log.warning("silent", part=part.name, seconds=round(since, 1), notice=True)
             part.started_at = now
@@ -312,17 +348,18 @@ class Supervisor:
             self._unwritten[name] = count, now
             self._log.warning("not_written", part=name, times=count, folder=str(self._run.directory), notice=True)
 
-    def _progress(self) -> tuple[float, ...]:
-        found = []
-        for board in self._boards.values():
-            metrics = board.latest.get("metrics")
-            if metrics is not None:
-                found += [v for n, v in metrics.counters.items() if n.startswith(("steps/", "trained/", "updates/"))]
-        return tuple(found)
-
-    def _waits_for(self, name: str) -> str:
-        metrics = self._boards[name].latest.get("metrics")
-        return "" if metrics is None else str(metrics.waiting_for)
+    def _check_progress(self, stalls: list[Stall], now: float) -> None:
+        """Reports stalls, restarts a service that is stuck, and ends a run with too many of them."""
+        for root in self._patience.over(stalls):
+            self._log.info("goes_on", root=root, notice=True)
+        for stall in self._patience.news(stalls, now):
+            count = self._patience.count(now) if stall.kind != "outside" or self._launches else 0
+            self._log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
+            if self._patience.exhausted:
+                self._log.error("run_stalled", error=stall.text, notice=True)
+                self._end("stalled", stall.text)
+            elif stall.kind == "stuck" and (hosted := self._parts[stall.root].hosted) is not None:
+                hosted.kill()
 
     # ---------------------------------------------------------------- the end
 
@@ -374,13 +411,14 @@ class Supervisor:
         kept: dict[str, Kept] = {}
         for name in figures:
             state = self._latest(f"learning-{name}", "state", LearnerState)
-            if state is not None:
-                checkpoint = str(self._run.directory / state.checkpoint) if state.checkpoint else None
-                kept[name] = Kept(
-                    checkpoint=checkpoint,
-                    weights_sha256=state.weights_sha256 or None,
-                    self_play=dataclasses.asdict(rated[name]) if name in rated else None,
-                )
+            saved = None if state is None or not state.checkpoint else self._run.directory / state.checkpoint
+            # One that died or hangs has saved nothing at the end: what a resumed run goes on from is the newest there.
+            there = [] if saved else CheckpointFolder(self._run.directory, name).newest_first()
+            kept[name] = Kept(
+                checkpoint=next((str(path) for path in (saved, *there) if path is not None), None),
+                weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
+                self_play=dataclasses.asdict(rated[name]) if name in rated else None,
+            )
         content = summary(
             run_id=self._run.id,
             status=self._status,

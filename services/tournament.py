@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.coordination.ghosts import MATCHES_FILE
-from pipeline.errors import SettingsError
+from pipeline.errors import FAILED, SettingsError
 from pipeline.files import write_atomically
 from pipeline.learning.learner import Learner
 from pipeline.messages.service import PolicyWeights
+from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.standings import Standings, counted, heat_map, standings
 from pipeline.runtime import Playing
 from pipeline.settings import Settings
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(directory / "tournament.png", heat_map(found, f"{args.runs[0].name}: {len(lines)} matches"))
     _show(found)
     sys.stdout.write(f"{directory / FILE}\n")
-    return 0 if status == "completed" else 1
+    return 0 if status == "completed" else STATUSES[status] or FAILED  # one that the user stopped is not complete
 
 
 # ---------------------------------------------------------------- players

@@ -19,7 +19,7 @@ from pipeline import logs
 from pipeline.demonstrations.episodes import RecordingError
 from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import SettingsError
-from pipeline.monitoring.summary import Status
+from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
 from services.launch import checkpoints, launch, play
@@ -72,7 +72,7 @@ def _add_players(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains; returns the exit status: 0 at the end or a stop by the user, 1 for a failed run, 2 for bad input.
+    """Trains; returns the exit status: 0 at the end or a stop by the user, else that of how the run ended.
 
     Raises:
         SettingsError: the configuration or an argument can not be run.
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     _refuse(settings)
     if kept.inference:
         notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
-        return 1 if _infer(args, settings, notes) == "failed" else 0
+        return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if status == "stopped":
         name = f"--results-dir {kept.results_dir} --run-id {run_id}"
         logs.get().info("go_on_with", command=f"sparring train {args.config} {name} --resume", notice=True)
-    return 1 if status == "failed" else 0
+    return STATUSES[status]
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:

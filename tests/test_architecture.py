@@ -19,13 +19,14 @@ LAYERS["actions"] = {"specs"}
 LAYERS["messages"] = {"errors", "specs"}
 LAYERS["files"] = {"errors"}
 LAYERS["metrics"] = {"messages"}
+LAYERS["progress"] = {"messages", "metrics"}
 LAYERS["logs"] = {"errors"}
 LAYERS["queues"] = {"errors", "specs", "messages", "logs"}
-_STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "files"}
+_STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "progress", "files"}
 LAYERS["simulation"] = {"errors", "specs", "messages", "unity"}
 LAYERS["assembly"] = _STAGE | {"sequences"}
 LAYERS["coordination"] = _STAGE
-LAYERS["monitoring"] = _STAGE
+LAYERS["monitoring"] = _STAGE | {"rotation"}
 LAYERS["unity"] = {"errors", "specs", "messages"}
 LAYERS["demonstrations"] = {"errors", "specs", "files", "messages", "unity"}
 LAYERS["playing"] = _STAGE | {"demonstrations"}
@@ -35,6 +36,7 @@ LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["writing"] = {"errors", "metrics"}
 LAYERS["lifeline"] = set()
+LAYERS["rotation"] = LAYERS["doctor"] = set()
 LAYERS["hosting"] = {"errors", "logs", "lifeline"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs", "writing"}
 

@@ -53,6 +53,7 @@ class Cloning:
     Attributes:
         minibatches: of the last update.
         skipped: of these, left out because the gradient was not finite.
+        tried: minibatches since it was made; may be read from another thread.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Cloning:
         *,
         alone: bool = False,
     ) -> None:
-        self.minibatches = self.skipped = 0
+        self.minibatches = self.skipped = self.tried = 0
         self._alone = alone
         self._trainer = settings
         assert settings.behavioral_cloning is not None
@@ -120,6 +121,7 @@ class Cloning:
 
     def _step(self, inputs: tuple[Tensor, ...], rows: Tensor, layout: Layout | None) -> float | None:
         """One step of Adam; the loss, or None where the gradient was not finite and nothing was done."""
+        self.tried += 1
         memory = None
         if layout is not None and self._actor.recurrent is not None:
             memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)

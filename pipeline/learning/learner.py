@@ -127,6 +127,12 @@ class Learner:
         return self._buffer.steps
 
     @property
+    def minibatches(self) -> int:
+        """Tried since this object was made; it rises within an update, and may be read from another thread."""
+        cloning = self._algorithm.cloning
+        return self._algorithm.optimizer.tried + (0 if cloning is None else cloning.tried)
+
+    @property
     def ready(self) -> bool:
         """Whether there is enough for an update."""
         return self.buffered >= self.settings.hyperparameters.buffer_size

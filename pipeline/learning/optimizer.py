@@ -18,6 +18,7 @@ class Adam:
 
     Attributes:
         moments: its state by PyTorch's names, to be saved and restored in place.
+        tried: steps tried since it was made; may be read from another thread.
 
     Args:
         modules: whose parameters it moves; they become views of one block.
@@ -26,6 +27,7 @@ class Adam:
 
     def __init__(self, modules: nn.Module, learning_rate: float) -> None:
         self._modules = modules
+        self.tried = 0
         self.parameters = FlatParameters(modules)
         flat = self.parameters.flat
         self._optimizer = torch.optim.Adam([flat], lr=learning_rate, fused=True)
@@ -46,6 +48,7 @@ class Adam:
         Returns:
             False where the gradient was not finite and nothing was done.
         """
+        self.tried += 1
         self.parameters.backward(outputs, gradients)
         # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
         if not math.isfinite(self.parameters.gradient.sum().item()):
@@ -56,6 +59,7 @@ class Adam:
     def grown(self) -> Adam:
         """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
         grown = Adam(self._modules, self._optimizer.param_groups[0]["lr"])
+        grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:
             before = self.parameters.named(self.moments[name])

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pipeline.files import append
 from pipeline.monitoring import curves, events
+from pipeline.rotation import Rotating
 
 _INTERVAL: Final = '{"type": "interval"'
 
@@ -22,12 +23,15 @@ class RunFiles:
     Args:
         folder: of the run; exists.
         time_s: seconds since the epoch at which this monitor started.
+        most_bytes: of `services.jsonl`, which is put aside then.
+        kept: how many of these are kept.
     """
 
-    def __init__(self, folder: Path, time_s: float) -> None:
+    def __init__(self, folder: Path, time_s: float, most_bytes: int = 16 * 2**20, kept: int = 3) -> None:
         self._folder = folder
         self._events_name = f"events.out.tfevents.{int(time_s):010d}.{platform.node()}.{os.getpid()}"
         self._steps: dict[str, int] = {}
+        self._services = Rotating(folder / "services.jsonl", most_bytes, kept)
         self._lines = folder / "metrics.jsonl"
         with self._lines.open("ab+") as file:
             if file.tell():
@@ -36,8 +40,12 @@ class RunFiles:
                     file.write(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to `metrics.jsonl`."""
+        """Adds a line to `metrics.jsonl`: as many as `summary_freq` asks for, all of which are kept."""
         append(self._lines, f"{to_json(record)}\n".encode())
+
+    def append_service(self, record: Mapping[str, Any]) -> None:
+        """Adds a line to `services.jsonl`: they come as long as the run lasts, and old ones go."""
+        self._services.append(to_json(record) + "\n")
 
     def add_events(self, folder: str, values: Mapping[str, float], step: int, time_s: float) -> None:
         """Adds an event to this monitor's TensorBoard file in a folder of the run, one per behavior."""

@@ -15,6 +15,7 @@ from pipeline.messages.service import Histogram
 from pipeline.metrics import deviation_of, highest, mean, mean_of, since
 from pipeline.monitoring.overview import BOOKS, Numbers, Overview
 from pipeline.monitoring.totals import from_plain, plain
+from pipeline.progress import IDLE
 
 NAMES: Final = {
     "episode_return": "Environment/Cumulative Reward",
@@ -224,7 +225,7 @@ def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _
         lag_max=_finite(highest(lag)) if lag else None,
         lag=_rows(lag) if lag else {},
         means=_means(counted) | _present(gauges),
-        gauges={name: value for name, value in gauges.items() if not name.startswith(("books.", LESSON))},
+        gauges={name: value for name, value in gauges.items() if not name.startswith(("books.", LESSON, IDLE))},
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
         books=books(gauges),

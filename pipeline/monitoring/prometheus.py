@@ -12,13 +12,14 @@ from pipeline.monitoring.totals import Totals
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]+")
 
 
-def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str]) -> str:
+def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str], stalled: Iterable[str] = ()) -> str:
     """Every counter, gauge and histogram, labelled with run, service and behavior.
 
     Args:
         run_id: of the run.
         services: their numbers by name.
         behaviors: names that may end a number's name.
+        stalled: services that keep the others, and "simulators" where these do.
     """
     families: dict[tuple[str, str], list[str]] = {}
     known = sorted(behaviors)
@@ -33,6 +34,9 @@ def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str]) 
         for name, histogram in totals.histograms().items():
             base, all_labels = _named(name, labels, known)
             families.setdefault((base, "histogram"), []).extend(_buckets(base, all_labels, histogram))
+    for root in stalled:
+        stall = _sample("sparring_stalled", {"run": run_id, "root": root}, 1.0)
+        families.setdefault(("sparring_stalled", "gauge"), []).append(stall)
     lines = [line for (name, kind), samples in families.items() for line in (f"# TYPE {name} {kind}", *samples)]
     return "\n".join(lines) + "\n"
 

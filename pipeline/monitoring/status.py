@@ -1,4 +1,4 @@
-"""How a run stands now: the content of `status.json`, and the lines about services in `metrics.jsonl`."""
+"""How a run stands now: the content of `status.json`, and the lines about services in `services.jsonl`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipeline.metrics import count, highest, mean, quantile, since
 from pipeline.monitoring.intervals import Interval, lessons
 from pipeline.monitoring.summary import Figures
 from pipeline.monitoring.totals import Totals
+from pipeline.progress import IDLE, PASSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,7 @@ class Windows:
         self._marks: dict[str, _Mark] = {}
 
     def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Any]:
-        """The line of a service for `metrics.jsonl`; begins its next window.
+        """The line of a service for `services.jsonl`; begins its next window.
 
         Args:
             service: name.
@@ -63,6 +64,12 @@ def queues(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[s
     return found
 
 
+def watermarks(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """What a service has passed on, by product: `count`, and `idle_s`: seconds since the last."""
+    marks = {name.removeprefix(PASSED): count for name, count in counters.items() if name.startswith(PASSED)}
+    return {name: {"count": count, "idle_s": gauges.get(IDLE + name, 0.0)} for name, count in marks.items()}
+
+
 def spread(histogram: Histogram) -> dict[str, float | None]:
     """A histogram in five figures: count, mean, p50, p99, max; None where it is empty."""
     values = {
@@ -79,7 +86,7 @@ def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float
 
     Args:
         totals: its numbers.
-        last: its last line for `metrics.jsonl`, for histograms of the recent past.
+        last: its last line for `services.jsonl`, for histograms of the recent past.
         heard_s: seconds since it answered.
         age_s: seconds since its numbers arrived.
     """
@@ -94,6 +101,7 @@ def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float
         "rss_bytes": int(gauges.get("rss_bytes", 0)),
         "simulators": int(gauges["simulators"]) if "simulators" in gauges else None,
         "queues": queues(totals.counters(), gauges),
+        "passed": watermarks(totals.counters(), gauges),
         "histograms": recent,
     }
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from pipeline.errors import FAILED, STALLED
 from pipeline.metrics import highest, mean
 from pipeline.monitoring.intervals import books
 from pipeline.monitoring.overview import BOOKS, Overview
 
-Status = Literal["completed", "stopped", "failed"]
-STATUSES: Final = ("completed", "stopped", "failed")
+Status = Literal["completed", "stopped", "failed", "stalled"]
+STATUSES: Final[Mapping[Status, int]] = {"completed": 0, "stopped": 0, "failed": FAILED, "stalled": STALLED}
+"""How a run can end, and the exit status that says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,11 +113,11 @@ def summary(
         kept: checkpoint and hash by behavior name; a missing one counts as nothing kept.
 
     Raises:
-        ValueError: `status` is not one of `STATUSES`, or a failed run comes without its error.
+        ValueError: `status` is not one of `STATUSES`, or a failed or stalled run comes without its error.
     """
     if status not in STATUSES:
-        raise ValueError(f"got status {status!r}; expected one of {STATUSES}")
-    if status == "failed" and not error:
+        raise ValueError(f"got status {status!r}; expected one of {list(STATUSES)}")
+    if STATUSES[status] and not error:
         raise ValueError("got a failed run without an error; say which service failed and how")
     return {
         "run_id": run_id,

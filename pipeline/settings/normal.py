@@ -61,7 +61,8 @@ def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Pro
     defaults = top.pop("default_settings", None)
     behaviors = _section(top, "behaviors")
     notices = [notice for entry in (defaults, *behaviors.values()) if entry for notice in _old_names(entry)]
-    notices += _old_resume(_section(top, "checkpoint_settings"))
+    notices += _renamed(_section(top, "checkpoint_settings"), "load_model", "resume", "the old name")
+    notices += _renamed(_section(top, "pipeline"), "stall_timeout", "stall_timeout_s", "another name")
     for name, behavior in behaviors.items():
         own = replace(behavior, value={}) if behavior.value is None else behavior
         behaviors[name] = own if defaults is None else _merged(defaults, own)
@@ -86,10 +87,10 @@ def _old_names(behavior: Entry) -> Iterator[Problem]:
             yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
 
 
-def _old_resume(checkpoints: dict[str, Entry]) -> Iterator[Problem]:
-    if "load_model" in checkpoints and "resume" not in checkpoints:
-        old = checkpoints["resume"] = checkpoints.pop("load_model")
-        yield Problem(place=old.place, text="accepted as the old name of resume")
+def _renamed(section: dict[str, Entry], name: str, now: str, kind: str) -> Iterator[Problem]:
+    if name in section and now not in section:
+        other = section[now] = section.pop(name)
+        yield Problem(place=other.place, text=f"accepted as {kind} of {now}")
 
 
 def _merged(defaults: Entry, own: Entry) -> Entry:

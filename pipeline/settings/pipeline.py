@@ -44,6 +44,35 @@ class RestartSettings(_Model):
     backoff_max_s: float = Field(default=30.0, ge=0)
 
 
+class StallSettings(_Model):
+    """How often a run may stall before it is ended.
+
+    Attributes:
+        budget: stalls within `period_s`.
+        period_s: seconds in which they are counted.
+    """
+
+    budget: int = Field(default=3, ge=0)
+    period_s: float = Field(default=3600.0, gt=0)
+
+
+class LogSettings(_Model):
+    """How large the files become that grow as long as a run lasts: of each, `size_mb` times `kept + 1`.
+
+    Attributes:
+        size_mb: megabytes (10^6 bytes) at which a file is put aside as FILE.1, FILE.2 and so on.
+        kept: how many of these are kept.
+    """
+
+    size_mb: float = Field(default=16.0, gt=0)
+    kept: int = Field(default=3, ge=1)
+
+    @property
+    def most_bytes(self) -> int:
+        """`size_mb` in bytes."""
+        return round(self.size_mb * 1e6)
+
+
 class ThreadSettings(_Model):
     """Torch threads within one process.
 
@@ -63,7 +92,9 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         transport: between services: Unix sockets (`ipc`), loopback (`tcp`), or what the platform has.
         recovery_interval: seconds between a learner's recovery checkpoints.
         capacities: of the queues.
-        stall_timeout_s: seconds without progress after which a service is reported as stalled.
+        stall_timeout_s: seconds without progress after which a stall is reported; `stall_timeout` is the same.
+        stalls: how often that may happen.
+        logs: bounds of logs, of what simulators write, and of `services.jsonl`.
         restarts: of services that failed.
         torch_threads: in each process.
         leave_cores_to_learners: assembly, coordination and monitor keep off as many processor cores as the learners
@@ -77,6 +108,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     recovery_interval: float = Field(default=30.0, gt=0)
     capacities: CapacitySettings = CapacitySettings()
     stall_timeout_s: float = Field(default=300.0, gt=0)
+    stalls: StallSettings = StallSettings()
+    logs: LogSettings = LogSettings()
     restarts: RestartSettings = RestartSettings()
     torch_threads: ThreadSettings = ThreadSettings()
     leave_cores_to_learners: bool = True

@@ -27,6 +27,7 @@ from pipeline.stepping.connections import Arrival, Connection, Frame, settle
 from pipeline.stepping.matches import Matches
 from pipeline.stepping.parameters import Parameters
 from pipeline.stepping.steps import Tick, Told, join_columns
+from pipeline.stepping.waiting import ASSIGNMENT, PERMITS, WEIGHTS, Reason
 
 
 @dataclass(slots=True)
@@ -201,9 +202,9 @@ class Stepper:
             acting: False at the end of a run, when outcomes still count and nobody is answered.
         """
         out = Wake()
-        waiting = [key for key in self._waiting() if self.matches.covers(self.connections[key])]
+        waiting = [key for key in self._waiting() if self.covered(self.connections[key])]
         gone = [key for key, c in self.connections.items() if c.gone]
-        ready = not self._lockstep or self._round_complete() or not acting
+        ready = not self._lockstep or self.round_complete or not acting
         if not (gone or self._rejoin or (waiting and ready)):
             return out
         self._number += 1
@@ -237,6 +238,10 @@ class Stepper:
         """Whether some frame waits for a permit or weights."""
         return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
 
+    def covered(self, connection: Connection) -> bool:
+        """Whether the assignment says who plays in a simulator."""
+        return self.matches.covers(connection)
+
     # ---------------------------------------------------------------- inside
 
     def _tick(self, name: str) -> Tick:
@@ -246,10 +251,12 @@ class Stepper:
             tick = self._ticks[name] = self._told.add(name, Tick(self._number), self.behaviors[name].produced)
         return tick
 
-    def _round_complete(self) -> bool:
+    @property
+    def round_complete(self) -> bool:
+        """Whether every simulator that is expected has sent its frame (lockstep)."""
         living = [c for c in self.connections.values() if not c.gone]
         enough = len(living) >= self._expected or not self.deterministic
-        return bool(living) and enough and all(c.frame is not None and self.matches.covers(c) for c in living)
+        return bool(living) and enough and all(c.frame is not None and self.covered(c) for c in living)
 
     def _report(self, keys: list[int], now: float) -> None:
         """Takes over the outcomes of new frames."""
@@ -283,27 +290,32 @@ class Stepper:
         ]
         return [key for _, _, key in sorted(order)]
 
-    def _may_act(self, connection: Connection, frame: Frame) -> bool:
-        """Whether weights and budgets of all that would act or go on acting allow it."""
+    def withheld_for(self, connection: Connection, frame: Frame) -> Reason | None:
+        """What is missing of weights and budgets of all that would act or go on acting; None where they may."""
         for arrival in frame.waiting:
             name = arrival.seat.id.name
             behavior, policy = self.behaviors[name], self._policies.get(name)
             if self.matches.serial < behavior.permit.assignment or self.parameters.serial < behavior.permit.lessons:
-                return False
+                return Reason(ASSIGNMENT, name)
             if not arrival.learning:
                 continue
-            if policy is None or policy.version < behavior.permit.version or behavior.remaining <= 0:
-                return False
-        return all(self.behaviors[name].remaining > 0 for name, count in connection.pending.items() if count)
+            if policy is None or policy.version < behavior.permit.version:
+                return Reason(WEIGHTS, name)
+            if behavior.remaining <= 0:
+                return Reason(PERMITS, name)
+        for name, count in connection.pending.items():
+            if count and self.behaviors[name].remaining <= 0:
+                return Reason(PERMITS, name)
+        return None
 
     def _act(self, keys: list[int], out: Wake, now: float) -> None:
         """Answers every waiting simulator that the budgets let go on."""
         frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
-        if self._lockstep and not all(self._may_act(connection, frame) for connection, frame in frames):
+        if self._lockstep and not all(self.withheld_for(connection, frame) is None for connection, frame in frames):
             return
         answered = []
         for connection, frame in frames:
-            if self._lockstep or self._may_act(connection, frame):
+            if self._lockstep or self.withheld_for(connection, frame) is None:
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
                 answered.append((connection, frame))

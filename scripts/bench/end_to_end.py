@@ -72,7 +72,7 @@ class Whole:
     """A real run of a case, past its first updates; paused and resumed as one."""
 
     def __init__(self, case: learner_bench.Case, behavior: str, simulator: dict[str, Any], folder: Path) -> None:
-        self._behavior, self._metrics = behavior, folder / "bench" / "metrics.jsonl"
+        self._behavior, self._metrics = behavior, folder / "bench" / "services.jsonl"
         config = folder / "bench.yaml"
         config.write_text(
             CONFIG.format(
@@ -128,7 +128,7 @@ class Whole:
     def hops(self) -> dict[str, float]:
         """Bytes of each hop per step, after the end."""
         lines = [json.loads(line) for line in self._metrics.read_text().splitlines()]
-        lines = [line for line in lines if line["type"] == "service"]  # each has what happened since the one before
+        # each line has what happened since the one before
         frames = [line["counters"] for line in lines if line["service"] == "stepping-0"]
         received = sum(counters.get("received_bytes", 0) for counters in frames)
         found = {"simulator to stepping": received / sum(c.get(f"steps/{self._behavior}", 0) for c in frames)}

@@ -174,7 +174,8 @@ class Watched:
         return json.loads((self.folder / name).read_text())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        name = "services.jsonl" if kind == "service" else "metrics.jsonl"
+        records = [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
         return [record for record in records if record["type"] == kind]
 
 

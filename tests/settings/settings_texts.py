@@ -198,6 +198,12 @@ pipeline:
     step_batches: 32
     segments: 16
   stall_timeout_s: 100.0
+  stalls:
+    budget: 5
+    period_s: 900.0
+  logs:
+    size_mb: 2.5
+    kept: 7
   restarts:
     budget: 3
     period_s: 60.0

@@ -1,0 +1,105 @@
+"""A supervisor over the graph in memory: services as tasks, simulators as tasks, any clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from services_graph import MemoryListener, settings_text
+
+from pipeline.hosting import Hosted, Task, start_task
+from pipeline.messages.service import Metrics
+from pipeline.monitoring.stalls import Stalls
+from pipeline.queues.interface import Subscription
+from pipeline.queues.memory import MemoryHub, MemoryTransport
+from pipeline.runtime import Context
+from pipeline.settings import parse_settings
+from services.supervisor import Supervisor
+from services.topology import ServicePlan, Topology, build
+
+
+def topology(folder: Path, **values: Any) -> Topology:
+    """A small graph without monitor; values beside those of `settings_text` go to the `pipeline` section."""
+    pipeline = {"export": False} | {
+        name: values.pop(name) for name in ("stall_timeout_s", "stalls", "restarts") if name in values
+    }
+    text = settings_text(**values).rstrip().removesuffix("}")
+    text += "".join(f", {name}: {json.dumps(value)}" for name, value in pipeline.items()) + "}\n"
+    made = build(parse_settings(text, "test").settings, run_id="test", directory=folder, seed=1)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    return replace(made, services=tuple(plan for plan in made.services if plan.name != "monitor"))
+
+
+@dataclass
+class TaskHost:
+    """Starts services as tasks under any clock; `compute` takes the place of a learner's thread, by start."""
+
+    topology: Topology
+    tasks: TaskGroup
+    hub: MemoryHub
+    compute: Callable[[str], Callable[[Callable[[], Any]], Any]]
+    listener: MemoryListener | None = None
+    started: dict[str, list[Task]] = field(default_factory=dict)
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+        async def work(stop: anyio.Event) -> None:
+            transport = MemoryTransport(self.hub, start=start)
+            async with transport:
+                context = Context(
+                    run=self.topology.run,
+                    service=plan.name,
+                    start=start,
+                    first=first,
+                    transport=transport,
+                    stop=stop,
+                    log=structlog.get_logger(),
+                    compute=self.compute(plan.name),
+                    listen=self._listen,
+                )
+                try:
+                    await plan.load()(context)
+                except anyio.get_cancelled_exc_class():
+                    transport.abandon()
+                    raise
+
+        task = start_task(self.tasks, plan.name, work)
+        self.started.setdefault(plan.name, []).append(task)
+        return task
+
+    async def _listen(self, _address: str) -> Any:
+        self.listener = MemoryListener()
+        return self.listener
+
+
+async def supervised(
+    tasks: TaskGroup,
+    stack: AsyncExitStack,
+    folder: Path,
+    compute: Callable[[str], Callable[[Callable[[], Any]], Any]],
+    **values: Any,
+) -> tuple[Supervisor, TaskHost]:
+    """A supervisor of a graph in memory, to be told to supervise."""
+    made, hub = topology(folder, **values), MemoryHub()
+    host = TaskHost(made, tasks, hub, compute)
+    transport = await stack.enter_async_context(MemoryTransport(hub, start="supervisor.1"))
+    return Supervisor(made, host, None, transport, clock=anyio.current_time), host  # type: ignore[arg-type]
+
+
+async def judged(stalls: Stalls, boards: Mapping[str, Subscription], seconds: float) -> list[Any]:
+    """What a judge who looks every second finds after some seconds."""
+    found: list[Any] = []
+    for _ in range(round(seconds)):
+        await anyio.sleep(1)
+        for board in boards.values():
+            metrics = board.latest.get("metrics")
+            if isinstance(metrics, Metrics):
+                stalls.update(metrics, anyio.current_time())
+        found = stalls.look(anyio.current_time())
+    return found

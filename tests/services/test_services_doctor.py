@@ -1,0 +1,133 @@
+"""What the doctor says of a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipeline import doctor
+from pipeline.doctor import Row
+from services.__main__ import main
+
+GIB = 2**30
+DECLARED = [
+    "msgpack>=1.0.5",
+    'torch>=2.4; extra == "train"',
+    'onnx>=1.16; extra == "onnx"',
+    'ruff>=0.6; extra == "test"',
+]
+
+
+def states(rows: list[Row]) -> dict[str, str]:
+    return {row.what: row.state for row in rows}
+
+
+def test_a_library_that_is_needed_must_be_there_and_be_new_enough_and_others_may_be_missing() -> None:
+    there = {"msgpack": "1.2.4", "torch": "2.3.9+cu121"}
+    rows = list(doctor.versions(DECLARED, frozenset({"train"}), there.get))
+    assert states(rows) == {"msgpack": "ok", "torch (extra train)": "bad"}
+    assert (rows[1].got, rows[1].expected) == ("2.3.9+cu121", ">=2.4")
+    missing = list(doctor.versions(DECLARED, frozenset({"train", "onnx"}), {"msgpack": "1.0.5", "torch": "2.4"}.get))
+    assert states(missing) == {"msgpack": "ok", "torch (extra train)": "ok", "onnx (extra onnx)": "bad"}
+    assert missing[2].remedy == "pip install 'sparring[onnx]'"
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher"), [("2.9", "2.10"), ("2.4", "2.4.1"), ("1.16", "2"), ("0.19.9", "0.20+cpu"), ("3.11", "3.11.7")]
+)
+def test_versions_are_compared_as_numbers(lower: str, higher: str) -> None:
+    assert doctor.numbers(lower) < doctor.numbers(higher)
+    assert doctor.numbers("2.4.0") == doctor.numbers("2.4")
+
+
+def test_a_port_in_use_is_named_with_who_uses_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        row = doctor.port("pipeline.address", "127.0.0.1", number)
+        assert row.state == "bad"
+        if Path("/proc/net/tcp").exists():
+            assert f"(pid {os.getpid()}) listens there" in row.got
+    assert doctor.port("pipeline.address", "127.0.0.1", number).state == "ok"
+
+
+def test_a_socket_needs_a_short_path_in_a_folder_and_nobody_there(tmp_path: Path) -> None:
+    assert doctor.socket_path("a", Path("/tmp") / ("x" * 120)).state == "bad"
+    assert doctor.socket_path("a", tmp_path / "none" / "s").state == "bad"
+    with socket.socket(socket.AF_UNIX) as taken:
+        path = Path(os.path.relpath(tmp_path)) / "s"
+        taken.bind(os.fspath(path))
+        taken.listen()
+        assert doctor.socket_path("a", path).state == "bad"
+    assert doctor.socket_path("a", path).state == "ok"  # what was left there is in nobody's use
+
+
+def test_cores_memory_descriptors_and_room_are_held_against_what_a_run_needs() -> None:
+    assert [doctor.cores(8, 4, quota).state for quota in (None, 4.0, 2.5)] == ["ok", "ok", "warn"]
+    assert [doctor.memory(4 * GIB, limit, 2 * GIB).state for limit in (None, 3 * GIB, GIB)] == ["ok", "ok", "warn"]
+    assert doctor.memory(None, None, GIB).state == "warn"
+    assert [doctor.descriptors(limit, 300).state for limit in (300, 256)] == ["ok", "bad"]
+    found = [doctor.room("r", free, writable=True, enough=2 * GIB, least=GIB).state for free in (2 * GIB, GIB, 0)]
+    assert found == ["ok", "warn", "bad"]
+    assert doctor.room("r", 9 * GIB, writable=False, enough=1, least=1).state == "bad"
+
+
+def test_a_control_group_s_limits_are_read(tmp_path: Path) -> None:
+    assert doctor.quota_of(tmp_path) == (None, None)
+    for name, text in {"cpu.max": "150000 100000\n", "memory.max": "1000\n", "memory.current": "400\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert doctor.quota_of(tmp_path) == (1.5, 600)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.quota_of(tmp_path) == (None, None)
+    assert doctor.available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 * 2**20
+
+
+def test_keys_that_others_can_read_are_bad_and_each_has_its_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert [row.state for row in doctor.private(folder)] == ["bad"]
+    folder.mkdir(mode=0o700)
+    (folder / "token").touch(mode=0o600)
+    assert [row.state for row in doctor.private(folder)] == ["ok"]
+    (folder / "token").chmod(0o640)
+    (row,) = doctor.private(folder)
+    assert (row.state, row.remedy) == ("bad", f"chmod 600 {folder / 'token'}")
+
+
+def test_the_worst_row_decides() -> None:
+    rows = [Row(what=state, state=state, got="") for state in ("ok", "warn", "bad")]
+    assert [doctor.worst(rows[:n]) for n in range(4)] == ["ok", "ok", "warn", "bad"]
+
+
+def configured(tmp_path: Path, port: int) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"behaviors: {{Goal: {{}}}}\nsimulators: [{{name: goal}}]\npipeline: {{address: 'tcp://127.0.0.1:{port}'}}\n"
+        f"checkpoint_settings: {{results_dir: {tmp_path}}}\n"
+    )
+    return file
+
+
+def test_the_command_exits_with_1_where_something_is_bad_and_says_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        file = configured(tmp_path, taken.getsockname()[1])
+        assert main(["doctor", str(file), "--json"]) == 1
+        rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows if row["state"] == "bad"] == ["pipeline.address"]
+    assert set(rows[0]) == {"what", "state", "got", "expected", "remedy"}
+    assert main(["doctor", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("0 bad")
+
+
+def test_a_configuration_that_is_no_good_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("behaviours: {}\n")
+    assert main(["doctor", str(tmp_path / "c.yaml")]) == 2

@@ -1,0 +1,70 @@
+"""One exit status for each way to end, the same in every command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pipeline import errors
+from pipeline.monitoring.summary import STATUSES, Status, summary
+from services import evaluate, train
+from services.__main__ import main
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = {"FAILED": 1, "BAD_INPUT": 2, "UNUSABLE": 3, "BELOW": 4, "STALLED": 5, "CAN_NOT_START": 127}
+
+
+def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    told = {name: int(status) for status, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
+    assert told == NAMES == {name: getattr(errors, name) for name in NAMES}
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_every_way_a_run_can_end_has_a_status_and_all_but_the_good_ones_need_a_cause() -> None:
+    assert set(STATUSES) == set(get_args(Status))
+    assert STATUSES == {"completed": 0, "stopped": 0, "failed": 1, "stalled": 5}
+    for status, number in STATUSES.items():
+        if number:
+            with pytest.raises(ValueError, match="without an error"):
+                summary(run_id="r", status=status, wall_s=1.0, error=None, behaviors={}, kept={})
+
+
+@pytest.mark.parametrize(
+    ("status", "complete", "reward", "expected"),
+    [
+        ("completed", True, 1.0, 0),
+        ("completed", True, 0.0, errors.BELOW),
+        ("completed", False, 1.0, errors.FAILED),
+        ("stopped", True, 1.0, errors.FAILED),
+        ("failed", True, 1.0, errors.FAILED),
+        ("stalled", False, 1.0, errors.STALLED),
+    ],
+)
+def test_an_evaluation_says_how_it_ended(status: str, complete: bool, reward: float, expected: int) -> None:
+    found = {"status": status, "complete": complete, "behaviors": {"A": {"reward": {"mean": reward}}}}
+    assert evaluate._exit_status(found, at_least=0.5) == expected
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_train_exits_with_the_status_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"behaviors: {{A: {{}}}}\nsimulators: [{{name: goal, options: {{behavior: A}}}}]\n"
+        f"checkpoint_settings: {{results_dir: {tmp_path}}}\n"
+    )
+    monkeypatch.setattr(train, "launch", lambda *_, **__: status)
+    assert main(["train", str(config), "--run-id", "r"]) == STATUSES[status]
+
+
+def test_what_can_not_be_run_is_bad_input_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("behaviors: {}\n")
+    assert main(["train", str(tmp_path / "c.yaml"), "--results-dir", str(tmp_path / "r")]) == errors.BAD_INPUT
+    assert main(["status", "none", "--results-dir", str(tmp_path)]) == errors.BAD_INPUT
+    assert main(["check", str(tmp_path / "c.yaml")]) == errors.FAILED
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,209 @@
+"""Stalls of the whole graph under a virtual clock: each has one root, named with the chain that leads to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from services_graph import Graph, begin
+from stalls_runs import judged, supervised
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from pipeline.monitoring.overview import BOOKS
+from pipeline.monitoring.stalls import Stalls
+from pipeline.runtime import inline
+from pipeline.simulation.goal import Goal
+
+TIMEOUT_S = 12.0
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Hanging(Goal):
+    """A game that falls silent after so many steps: its simulator says neither Step nor Ping."""
+
+    graph: Graph
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(areas=4)
+        self.left = steps
+
+    def step(self, actions: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.graph.frame_s = 1e9
+        return super().step(actions)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+async def test_a_healthy_run_is_no_stall_at_any_moment(tmp_path: Path, mode: str) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=4)], mode=mode, max_steps=10**9)
+        graph.frame_s = 0.25  # slow: an update takes a while
+        stalls = Stalls(graph.run.sinks, TIMEOUT_S)
+        for _ in range(18):
+            assert await judged(stalls, graph.seen, 1) == []
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
+async def test_simulators_that_do_not_answer_are_the_root_and_the_chain_leads_to_them(
+    tmp_path: Path, mode: str
+) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        game = Hanging(40)
+        graph = await begin(tasks, stack, tmp_path, [game], mode=mode, max_steps=10**9)
+        game.graph = graph
+        stalls = Stalls(graph.run.sinks, TIMEOUT_S)
+        assert await judged(stalls, graph.seen, TIMEOUT_S - 2) == []
+        (stall,) = await judged(stalls, graph.seen, 8)
+        assert (stall.root, stall.kind) == ("simulators", "outside")
+        assert stall.chain == (
+            "learning-Goal waits for segments of Goal from coordination",
+            "coordination waits for segments of Goal from assembly",
+            "assembly waits for steps from stepping-0",
+            "stepping-0 waits for frames of Goal from simulator 0",
+        )
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_without_any_simulator_it_is_said_that_one_is_missing(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [])
+        (stall,) = await judged(Stalls(graph.run.sinks, TIMEOUT_S), graph.seen, TIMEOUT_S + 5)
+        assert stall.root == "simulators"
+        assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal from outside"
+        tasks.cancel_scope.cancel()
+
+
+def hanging_learner(
+    updates: int, released: anyio.Event, *, shielded: bool
+) -> Callable[[str], Callable[[Callable[[], Any]], Any]]:
+    """The thread of the first start of a learner hangs after so much work; shielded: as no kill can end it."""
+    starts: list[str] = []
+
+    def of(service: str) -> Callable[[Callable[[], Any]], Any]:
+        if not service.startswith("learning"):
+            return inline
+        starts.append(service)
+        left = updates if len(starts) == 1 else 10**9
+
+        async def compute(work: Callable[[], Any]) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                with anyio.CancelScope(shield=shielded):
+                    await released.wait()
+            return work()
+
+        return compute
+
+    return of
+
+
+async def play(graph_like: Any, tasks: Any) -> None:
+    """A simulator for the services of a host."""
+    await anyio.sleep(1)
+    graph = Graph(run=graph_like.topology.run, tasks=tasks, frame_s=0.05, listener=graph_like.listener)
+    tasks.start_soon(graph.simulate, 0, Goal(areas=4))
+
+
+@pytest.mark.anyio
+async def test_a_learner_whose_thread_hangs_is_named_restarted_and_the_run_completes(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            supervisor, host = await supervised(
+                tasks,
+                stack,
+                tmp_path,
+                hanging_learner(5, anyio.Event(), shielded=False),
+                stall_timeout_s=TIMEOUT_S,
+                max_steps=400,
+            )
+            tasks.start_soon(play, host, tasks)
+            status = await supervisor.supervise()
+            tasks.cancel_scope.cancel()
+    (stalled,) = [line for line in lines if line["event"] == "stalled"]
+    assert (stalled["root"], status) == ("learning-Goal", "completed")
+    assert "learning-Goal answers, but gets no further; " in stalled["cause"]
+    assert "messages wait for it" in stalled["cause"]
+    assert [line["part"] for line in lines if line["event"] == "failed"] == ["learning-Goal"]
+
+
+@pytest.mark.anyio
+async def test_beyond_the_budget_the_run_ends_with_its_cause_and_the_newest_checkpoint(tmp_path: Path) -> None:
+    released = anyio.Event()
+    figures = {"steps": 0, "steps_per_s": 0.0, "updates": 0, "episodes": 0, "reward_mean_last100": None}
+    figures |= {"books": dict.fromkeys(BOOKS, 0), "lag_mean": None, "lag_max": None}
+    (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": figures}}}))
+    with capture_logs() as lines:
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            supervisor, host = await supervised(
+                tasks,
+                stack,
+                tmp_path,
+                hanging_learner(8, released, shielded=True),
+                stall_timeout_s=TIMEOUT_S,
+                stalls={"budget": 0},
+                max_steps=10**6,
+            )
+            tasks.start_soon(play, host, tasks)
+            status = await supervisor.supervise()
+            released.set()
+            tasks.cancel_scope.cancel()
+    assert status == "stalled"
+    assert [line["error"] for line in lines if line["event"] == "run_stalled"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "stalled"
+    assert summary["error"].startswith("learning-Goal: nothing has moved for ")
+    assert Path(summary["behaviors"]["Goal"]["checkpoint"]).name.startswith("recovery-")
+    assert summary["behaviors"]["Goal"]["weights_sha256"] is None
+
+
+@pytest.mark.anyio
+async def test_simulators_that_come_when_they_like_are_reported_and_end_nothing(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            supervisor, host = await supervised(
+                tasks,
+                stack,
+                tmp_path,
+                lambda _: inline,
+                stall_timeout_s=TIMEOUT_S,
+                stalls={"budget": 0},
+                max_steps=500,
+            )
+
+            async def late() -> None:
+                await anyio.sleep(2.5 * TIMEOUT_S)
+                await play(host, tasks)
+
+            tasks.start_soon(late)
+            status = await supervisor.supervise()
+            tasks.cancel_scope.cancel()
+    told = [line for line in lines if line["event"] == "stalled"]
+    assert status == "completed"
+    assert [line["root"] for line in told] == ["simulators"] * len(told)
+    assert len(told) in (1, 2)
+    assert [line["root"] for line in lines if line["event"] == "goes_on"] == ["simulators"]
