@@ -79,6 +79,8 @@ class Run:
         simulators: simulators that the supervisor starts for each stepping service.
         resumed: the run goes on from what is in its folder.
         playing: what it plays; None where it learns.
+        keys: folder of keys on this machine.
+        insecure: may be reached from other machines without keys.
     """
 
     id: str
@@ -90,6 +92,8 @@ class Run:
     simulators: Mapping[str, int]
     resumed: bool = False
     playing: Playing | None = None
+    keys: Path | None = None
+    insecure: bool = False
 
     @property
     def stepping(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "demo": "show what recorded episodes hold",
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
+    "keys": "make keys for a run on several machines",
     "status": "show how a run stands",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in given if not word.startswith("-")), "")
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
             module = importlib.import_module(f"services.{name}")
             module.add_arguments(command)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from pipeline.errors import ServiceError, SettingsError
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
+from pipeline.security import keys_folder
 from pipeline.settings import Settings
 from pipeline.stepping.settings import GATHERED_STEPS
 
@@ -117,6 +118,7 @@ class Topology:
             "simulators": dict(run.simulators),
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
+            "insecure": run.insecure,
             "settings": json.loads(run.settings.model_dump_json()),
         }
         (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
@@ -131,6 +133,7 @@ def build(
     seed: int,
     resumed: bool = False,
     playing: Playing | None = None,
+    insecure: bool = False,
 ) -> Topology:
     """The graph that `settings` ask for.
 
@@ -142,6 +145,7 @@ def build(
         seed: of the run.
         resumed: go on from what is in the folder.
         playing: what to play instead of learning.
+        insecure: other machines may reach it without keys.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -159,6 +163,8 @@ def build(
         simulators={name: len(simulators[index :: len(stepping)]) for index, name in enumerate(stepping)},
         resumed=resumed,
         playing=playing,
+        keys=keys_folder(settings),
+        insecure=insecure,
     )
     plans = service_plans(run)
     boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
@@ -181,16 +187,19 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     path = directory / RUN_FILE
     try:
         plain = json.loads(path.read_text())
+        settings = Settings.model_validate_json(json.dumps(plain["settings"]))
         run = Run(
             id=plain["id"],
             directory=directory,
-            settings=Settings.model_validate_json(json.dumps(plain["settings"])),
+            settings=settings,
             seed=plain["seed"],
             capacities={n: Capacity(messages=m, steps=s, senders=k) for n, (m, s, k) in plain["capacities"].items()},
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
             playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
+            keys=keys_folder(settings),
+            insecure=plain.get("insecure", False),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(

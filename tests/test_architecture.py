@@ -22,6 +22,7 @@ LAYERS["metrics"] = {"messages"}
 LAYERS["logs"] = {"errors"}
 LAYERS["queues"] = {"errors", "specs", "messages", "logs"}
 _STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "files"}
+LAYERS["keys"] = {"errors", "files", "queues"}
 LAYERS["simulation"] = {"errors", "specs", "messages", "unity"}
 LAYERS["assembly"] = _STAGE | {"sequences"}
 LAYERS["coordination"] = _STAGE
@@ -34,6 +35,7 @@ LAYERS["stepping"] = _STAGE | {"networks", "unity"}
 LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["hosting"] = {"errors", "logs"}
+LAYERS["security"] = {"errors", "keys", "queues", "settings", "stepping"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")

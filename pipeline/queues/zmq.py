@@ -373,6 +373,12 @@ class ZmqTransport:
             await anyio.sleep(0.02)
 
 
+def new_curve_pair() -> tuple[str, str]:
+    """A new public and secret key, in Z85."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Callable[[], None]:
     path = ipc_path(endpoint)
     try:

@@ -71,6 +71,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stop_timeout_s: seconds a service has to stop in order.
         export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
             `onnx` is installed.
+        keys: folder that `sparring keys` has made; `$SPARRING_KEYS` wins. What listens beyond loopback needs it.
     """
 
     transport: TransportName = "auto"
@@ -82,3 +83,4 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)
     export: bool = True
+    keys: str | None = Field(default=None, min_length=1)
