@@ -21,6 +21,7 @@ from pipeline.errors import Closed, ServiceError
 from pipeline.messages.service import RunState
 from pipeline.metrics import Registry
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
+from pipeline.settings.hosts import HostSettings
 from pipeline.settings.model import Settings
 from pipeline.specs import BehaviorSpec
 from pipeline.stepping.listening import listen
@@ -94,6 +95,11 @@ class Run:
     playing: Playing | None = None
     keys: Path | None = None
     insecure: bool = False
+
+    @property
+    def hosts(self) -> Mapping[str, HostSettings]:
+        """The machines by name; none where there is one only."""
+        return self.settings.pipeline.hosts
 
     @property
     def stepping(self) -> tuple[str, ...]:

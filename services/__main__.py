@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.errors import SettingsError, SparringError
+from pipeline.errors import SettingsError, SparringError, first_failure
 
 COMMANDS: Final = {
     "train": "train from a configuration",
@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "keys": "make keys for a run on several machines",
+    "join": "run what a run puts on this machine",
     "status": "show how a run stands",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",
@@ -41,12 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     try:
         return int(args.handler(args))
-    except SettingsError as error:
-        sys.stderr.write(f"sparring: {error}\n")
-        return 2
-    except SparringError as error:
-        sys.stderr.write(f"sparring: {type(error).__name__}: {error}\n")
-        return 1
+    except Exception as failure:
+        error = first_failure(failure)
+        if not isinstance(error, SparringError):
+            raise
+        bad_input = isinstance(error, SettingsError)
+        sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
+        return 2 if bad_input else 1
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ from pipeline.hosting import ProcessHost
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
+from pipeline.security import protection
 from pipeline.settings import Settings, not_here
-from services.hosts import Processes, Tasks
+from services.hosts import Tasks
+from services.machines import machines
 from services.supervisor import Supervisor
 from services.topology import Topology, build, load_run, sockets_folder
 
@@ -172,8 +174,15 @@ async def _supervise(topology: Topology, in_process: bool) -> Status:
             return await _as_tasks(topology, processes)
         from pipeline.queues.zmq import ZmqTransport
 
-        async with ZmqTransport(topology.endpoints, f"supervisor.{secrets.token_hex(3)}") as transport:
-            return await Supervisor(topology, Processes(topology, processes), processes, transport).supervise()
+        start = f"supervisor.{secrets.token_hex(3)}"
+        protected = protection(topology.run, topology.endpoints, "supervisor")
+        async with (
+            ZmqTransport(topology.endpoints, start, protection=protected) as transport,
+            machines(topology, processes, transport, time.monotonic) as here,
+        ):
+            status = await Supervisor(topology, here, here, transport).supervise()
+            await here.release(status)
+            return status
     finally:
         processes.close()
 

@@ -14,7 +14,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 
 from pipeline import logs
 from pipeline.files import write_atomically
-from pipeline.hosting import Hosted, ProcessHost
+from pipeline.hosting import Hosted
 from pipeline.messages.service import AssemblyState, LearnerState, RunState
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
@@ -50,6 +50,13 @@ class Host(Protocol):
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts one service."""
+
+
+class Launcher(Protocol):
+    """Starts simulators."""
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Hosted:
+        """Starts a foreign program that ends with us."""
 
 
 @dataclass
@@ -93,7 +100,7 @@ class Supervisor:
         self,
         topology: Topology,
         host: Host,
-        processes: ProcessHost,
+        processes: Launcher,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -226,6 +233,8 @@ class Supervisor:
 
     def _show_checkpoints(self, exports: Exports) -> None:
         for name in self._run.learners:
+            if self._topology.place(f"learning-{name}") != self._topology.host:
+                continue  # exported where it is
             state = self._latest(f"learning-{name}", "state", LearnerState)
             if state is not None:
                 exports.saw(name, state.checkpoint)
@@ -341,7 +350,9 @@ class Supervisor:
         for name in figures:
             state = self._latest(f"learning-{name}", "state", LearnerState)
             if state is not None:
-                checkpoint = str(self._run.directory / state.checkpoint) if state.checkpoint else None
+                place = self._topology.place(f"learning-{name}")
+                elsewhere = "" if place == self._topology.host else f"{place}:"
+                checkpoint = f"{elsewhere}{self._run.directory / state.checkpoint}" if state.checkpoint else None
                 kept[name] = Kept(
                     checkpoint=checkpoint,
                     weights_sha256=state.weights_sha256 or None,

@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import os
+import secrets
 import socket
 import sys
 import tempfile
@@ -27,9 +28,11 @@ from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
 from pipeline.security import keys_folder
 from pipeline.settings import Settings
+from pipeline.settings.hosts import HostSettings, main, place
 from pipeline.stepping.settings import GATHERED_STEPS
 
 RUN_FILE = "run.json"
+SUPERVISOR = "board:supervisor"
 _LARGEST_GROUP = 1024
 _SHARES = 4  # a queue holds this many of the largest messages
 
@@ -80,12 +83,14 @@ class SimulatorPlan:
         command: program and arguments.
         environment: variables beside ours.
         restarts: how often it may fail; None: as often as a service.
+        host: that it runs on; "" where there is one machine only.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     restarts: Restarts | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +103,7 @@ class Topology:
         services: in the order of the flow.
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
+        host: this machine; "" where there is no other.
     """
 
     run: Run
@@ -105,11 +111,19 @@ class Topology:
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    host: str = ""
+
+    def place(self, name: str) -> str:
+        """The host of a service or simulator."""
+        simulator = next((plan for plan in self.simulators if plan.name == name), None)
+        return place(self.run.hosts, name) if simulator is None else simulator.host
 
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
+        origin = (origin_of(run.directory) if run.resumed else "") or secrets.token_hex(8)
         plain = {
+            "origin": origin,
             "id": run.id,
             "seed": run.seed,
             "resumed": run.resumed,
@@ -152,7 +166,7 @@ def build(
     """
     stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
     addresses = _addresses(settings, stepping)
-    simulators = _simulators(settings, seed, list(addresses.values()), directory)
+    simulators = simulator_plans(settings, seed, addresses, directory)
     run = Run(
         id=run_id,
         directory=directory,
@@ -160,7 +174,10 @@ def build(
         seed=seed,
         capacities=_capacities(settings, len(stepping)),
         addresses=addresses,
-        simulators={name: len(simulators[index :: len(stepping)]) for index, name in enumerate(stepping)},
+        simulators={
+            name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
+            for name, address in addresses.items()
+        },
         resumed=resumed,
         playing=playing,
         keys=keys_folder(settings),
@@ -171,10 +188,33 @@ def build(
     names = [*run.capacities, *(f"board:{board}" for board in boards)]
     return Topology(
         run=run,
-        endpoints=_endpoints(names, sockets),
+        endpoints=_between_machines(settings, names) if settings.pipeline.hosts else _endpoints(names, sockets),
         services=plans,
         simulators=tuple(simulators),
-        cores=cores_beside_learners(settings, plans, usable_cores()),
+        cores=_cores(settings, plans, main(settings.pipeline.hosts)),
+        host=main(settings.pipeline.hosts),
+    )
+
+
+def joined(directory: Path, host: str) -> Topology:
+    """The topology of a run that another machine has started.
+
+    Args:
+        directory: of the run on this machine, with the file that the other machine has written.
+        host: this machine.
+
+    Raises:
+        ServiceError: as `load_run`.
+    """
+    run, endpoints = load_run(directory)
+    plans = service_plans(run)
+    return Topology(
+        run=run,
+        endpoints=endpoints,
+        services=plans,
+        simulators=tuple(simulator_plans(run.settings, run.seed, run.addresses, directory)),
+        cores=_cores(run.settings, plans, host),
+        host=host,
     )
 
 
@@ -207,6 +247,14 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             "name the folder of a run that was started"
         ) from error
     return run, plain["endpoints"]
+
+
+def origin_of(directory: Path) -> str:
+    """What tells the run in a folder from others of its name, over all its sessions and machines; "" for none."""
+    try:
+        return str(json.loads((directory / RUN_FILE).read_text())["origin"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 def plan_of(run: Run, name: str) -> ServicePlan:
@@ -242,6 +290,11 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
+def _cores(settings: Settings, plans: Sequence[ServicePlan], host: str) -> dict[str, tuple[int, ...]]:
+    here = [plan for plan in plans if place(settings.pipeline.hosts, plan.name) == host]
+    return cores_beside_learners(settings, here, usable_cores())
+
+
 def cores_beside_learners(
     settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
@@ -250,7 +303,8 @@ def cores_beside_learners(
     Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
     for, may go wherever there is room. None where the learners have a thread for every core.
     """
-    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(settings.behaviors) :])
+    learners = sum(plan.name.startswith("learning-") for plan in plans)
+    rest = tuple(usable[settings.pipeline.torch_threads.learning * learners :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
     return {plan.name: rest for plan in plans if plan.niceness > 0}
@@ -276,10 +330,16 @@ def _addresses(settings: Settings, stepping: list[str]) -> dict[str, str]:
     if parts.scheme == "unix":
         paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
         return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
+    if hosts := settings.pipeline.hosts:
+        first = parts.port or settings.pipeline.port - len(stepping)  # below those between the services
+        return {name: _at(hosts[place(hosts, name)].address, first + index) for index, name in enumerate(stepping)}
     host = parts.hostname or "127.0.0.1"
     ports = [_free_port(host, parts.port + index if parts.port else 0) for index in range(len(stepping))]
-    shown = f"[{host}]" if ":" in host else host
-    return {name: f"tcp://{shown}:{port}" for name, port in zip(stepping, ports, strict=True)}
+    return {name: _at(host, port) for name, port in zip(stepping, ports, strict=True)}
+
+
+def _at(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _free_port(host: str, wanted: int) -> int:
@@ -302,20 +362,51 @@ def _endpoints(names: list[str], sockets: Path | None) -> dict[str, str]:
     return {name: f"tcp://127.0.0.1:{_free_port('127.0.0.1', 0)}" for name in names}
 
 
+def _between_machines(settings: Settings, names: list[str]) -> dict[str, str]:
+    """Endpoints at numbered ports, the supervisor's first: who joins knows that one only."""
+    hosts = settings.pipeline.hosts
+    own = main(hosts)
+    found = {}
+    for port, name in enumerate([SUPERVISOR, *names, *(f"board:host-{one}" for one in hosts)], settings.pipeline.port):
+        where = _listening_host(hosts, name)
+        found[name] = _at(hosts[where].address, port)
+        if where == own:
+            _free_port(hosts[where].address, port)
+    return found
+
+
+def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
+    """The host on which somebody listens at a queue or board."""
+    kind, _, rest = name.partition(":")
+    if kind == "board" and rest.startswith("host-"):
+        return rest.removeprefix("host-")
+    if kind == "board":
+        service = {"ghosts": "coordination"}.get(rest, rest.replace("policy-", "learning-", 1))
+    else:
+        service = {"steps": "assembly", "segments": "coordination"}.get(kind, f"learning-{rest}")
+    return place(hosts, service)
+
+
 def sockets_folder(settings: Settings) -> Path | None:
     """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
     wanted = settings.pipeline.transport
-    if wanted == "tcp" or (wanted == "auto" and os.name != "posix"):
+    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
         return None
     return Path(tempfile.mkdtemp(prefix="sparring-"))
 
 
-def _simulators(settings: Settings, seed: int, addresses: list[str], directory: Path) -> list[SimulatorPlan]:
+def simulator_plans(
+    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path
+) -> list[SimulatorPlan]:
+    """All simulators of a run, on all machines, in the order of their numbers."""
+    hosts = settings.pipeline.hosts
     plans: list[SimulatorPlan] = []
     for entry in settings.launched:
+        host = entry.host or main(hosts)
+        near = [one for name, one in addresses.items() if place(hosts, name) == host] or list(addresses.values())
         for copy in range(entry.count):
             number = len(plans)
-            address = addresses[number % len(addresses)]
+            address = near[sum(plan.host == host for plan in plans) % len(near)]
             own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:
@@ -334,6 +425,7 @@ def _simulators(settings: Settings, seed: int, addresses: list[str], directory: 
                     command=tuple(command),
                     environment=environment,
                     restarts=_restarts(settings) if entry.name == "unity" else None,
+                    host=host,
                 )
             )
     return plans

@@ -35,8 +35,9 @@ LAYERS["stepping"] = _STAGE | {"networks", "unity"}
 LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
 LAYERS["hosting"] = {"errors", "logs"}
-LAYERS["security"] = {"errors", "keys", "queues", "settings", "stepping"}
+LAYERS["machines"] = {"errors", "hosting", "messages"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
+LAYERS["security"] = {"errors", "keys", "queues", "runtime", "settings"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")
 LIGHT = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -78,7 +79,9 @@ def test_services_import_no_services_but_the_topology() -> None:
     allowed = {
         "supervisor.py": {"services.topology", "services.exports"},
         "hosts.py": {"services.topology"},
-        "launch.py": {"services.topology", "services.supervisor", "services.hosts"},
+        "launch.py": {"services.topology", "services.supervisor", "services.hosts", "services.machines"},
+        "machines.py": {"services.topology", "services.hosts"},
+        "join.py": {"services.topology", "services.hosts", "services.exports"},
         "train.py": {"services.topology", "services.launch", "services.players"},
         "tournament.py": {"services.topology", "services.launch", "services.players"},
         "evaluate.py": {"services.topology", "services.launch"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -70,13 +69,3 @@ def _split(address: str) -> Any:
             "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
         )
     return parts
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host's sockets; of names only "localhost" is known to be so."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
