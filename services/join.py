@@ -34,12 +34,13 @@ from pipeline.hosting import Hosted, ProcessHost
 from pipeline.machines import SILENT_S, Orderly
 from pipeline.messages.hosts import HostOrders, HostRun, PartOrder
 from pipeline.messages.service import LearnerState
+from pipeline.protection import curve, protection
 from pipeline.queues.curve import Protection
 from pipeline.queues.endpoints import is_open
 from pipeline.queues.interface import Subscription, Transport
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Run
-from pipeline.security import KEYS_VARIABLE, add_insecure, curve, protection
+from pipeline.security import KEYS_VARIABLE, add_insecure
 from services.exports import Exports
 from services.hosts import Processes
 from services.topology import RUN_FILE, SUPERVISOR, Topology, joined, load_run, origin_of

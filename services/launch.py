@@ -18,8 +18,8 @@ from pipeline.errors import CheckpointError, ServiceError, SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import Status
+from pipeline.protection import protection
 from pipeline.runtime import Playing
-from pipeline.security import protection
 from pipeline.settings import Settings, not_here
 from services.hosts import Tasks
 from services.machines import machines

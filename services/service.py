@@ -17,9 +17,9 @@ import anyio
 from pipeline import logs
 from pipeline.errors import UNUSABLE, SparringError, first_failure
 from pipeline.hosting import end_with_supervisor
+from pipeline.protection import protection
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import METRICS_INTERVAL_S, Context, Run
-from pipeline.security import protection
 from services.topology import ServicePlan, load_run, plan_of
 
 

@@ -350,9 +350,9 @@ class Supervisor:
         for name in figures:
             state = self._latest(f"learning-{name}", "state", LearnerState)
             if state is not None:
-                place = self._topology.place(f"learning-{name}")
-                elsewhere = "" if place == self._topology.host else f"{place}:"
-                checkpoint = f"{elsewhere}{self._run.directory / state.checkpoint}" if state.checkpoint else None
+                host = self._topology.place(f"learning-{name}")
+                folder = str(self._run.directory) if host == self._topology.host else f"{host}:{self._run.id}"
+                checkpoint = f"{folder}/{state.checkpoint}" if state.checkpoint else None
                 kept[name] = Kept(
                     checkpoint=checkpoint,
                     weights_sha256=state.weights_sha256 or None,

@@ -37,7 +37,8 @@ LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networ
 LAYERS["hosting"] = {"errors", "logs"}
 LAYERS["machines"] = {"errors", "hosting", "messages"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs"}
-LAYERS["security"] = {"errors", "keys", "queues", "runtime", "settings"}
+LAYERS["security"] = {"errors", "keys", "queues", "settings"}
+LAYERS["protection"] = {"keys", "queues", "runtime", "settings"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")
 LIGHT = ("torch", "zmq", "anyio", "pydantic", "structlog")

@@ -19,7 +19,7 @@ from pipeline.messages.simulator import Ping
 from pipeline.queues.curve import HANDSHAKE_S, INTERVAL_S, Curve, Guard, Handshakes, Protection, Refusals
 from pipeline.queues.interface import Capacity
 from pipeline.queues.wire import Timing
-from pipeline.queues.zmq import ZmqTransport, new_curve_pair
+from pipeline.queues.zmq import ZmqTransport, _peer, new_curve_pair
 
 TEN = Capacity(messages=10, steps=100)
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
@@ -128,7 +128,7 @@ async def test_a_client_without_key_is_refused(endpoints: dict[str, str]) -> Non
 
 
 @pytest.mark.asyncio
-async def test_who_does_not_speak_zeromq_is_counted_with_its_address(endpoints: dict[str, str]) -> None:
+async def test_who_does_not_speak_zeromq_is_counted_and_logged_once_for_its_address(endpoints: dict[str, str]) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
         await server.receiver(QUEUE, TEN)
         with capture_logs() as lines:
@@ -139,7 +139,19 @@ async def test_who_does_not_speak_zeromq_is_counted_with_its_address(endpoints: 
                         while True:
                             await stranger.receive()
             await until(lambda: server.refused == 3)
-    assert [line["peer"] for line in lines if line["event"] == "refused"] == ["127.0.0.1"]
+    peers = [line["peer"] for line in lines if line["event"] == "refused"]
+    assert set(peers) <= {"127.0.0.1", "unknown"}  # one that is gone already has no address any more
+    assert len(peers) == len(set(peers))
+
+
+def test_the_peer_of_a_connection_is_named_while_it_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        accepted, _ = server.accept()
+        descriptor = accepted.fileno()
+        assert _peer(descriptor) == "127.0.0.1"
+        accepted.close()
+        assert _peer(descriptor) == "unknown"
 
 
 @pytest.mark.asyncio

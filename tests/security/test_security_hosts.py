@@ -1,0 +1,307 @@
+"""Several machines: what one orders the other runs once, and what falls silent has ended before it is started anew."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.hosting import Hosted
+from pipeline.machines import AWAY_S, Machine, Orderly
+from pipeline.messages.hosts import HostOrders, HostState, PartOrder
+from pipeline.settings import Settings
+from pipeline.settings.hosts import HostSettings, machines, place
+
+HOSTS = {
+    "desk": HostSettings(address="10.0.0.1"),
+    "rack": HostSettings(address="10.0.0.2", services=("stepping", "learning-Ball")),
+    "tower": HostSettings(address="10.0.0.3", services=("learning", "stepping-1")),
+}
+
+
+# ---------------------------------------------------------------- where
+
+
+@pytest.mark.parametrize(
+    ("service", "host"),
+    [
+        ("stepping-0", "rack"),
+        ("stepping-1", "tower"),
+        ("learning-Ball", "rack"),
+        ("learning-Goal", "tower"),
+        ("assembly", "desk"),
+        ("coordination", "desk"),
+        ("supervisor", "desk"),
+    ],
+)
+def test_the_most_exact_word_says_where_a_service_runs(service: str, host: str) -> None:
+    assert place(HOSTS, service) == host
+    assert place({}, service) == ""
+
+
+def test_the_own_address_comes_first() -> None:
+    assert machines(HOSTS, "tower") == ("10.0.0.3", "10.0.0.1", "10.0.0.2")
+    assert machines({}, "") == ()
+
+
+def asked(hosts: Mapping[str, Any], **rest: Any) -> Settings:
+    return Settings.model_validate({"behaviors": {"Ball": {}}, "pipeline": {"hosts": hosts, **rest}})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rest", "text"),
+    [
+        ({"a": {"address": "0.0.0.0"}}, {}, "got '0.0.0.0'; expected the IP address of one machine"),
+        ({"a": {"address": "desk.local"}}, {}, "got 'desk.local'; expected the IP address of one machine"),
+        ({"a b": {"address": "10.0.0.1"}}, {}, "got the host 'a b'; expected a name of letters"),
+        ({"a": {"address": "10.0.0.1", "services": ["monitor"]}}, {}, "got the service 'monitor'; expected one of"),
+        ({"a": {"address": "10.0.0.1", "services": ["stepping-1"]}}, {}, "expected one of stepping, assembly"),
+        (
+            {"a": {"address": "10.0.0.1", "services": ["learning"]}, "b": {"address": "::1", "services": ["learning"]}},
+            {},
+            "got 'learning' on a and on b; expected it on one host",
+        ),
+        ({"a": {"address": "10.0.0.1"}}, {"transport": "ipc"}, "got Unix sockets with pipeline.hosts; expected TCP"),
+    ],
+)
+def test_hosts_that_can_not_be_are_refused(hosts: Mapping[str, Any], rest: Mapping[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match="got") as error:
+        asked(hosts, **rest)
+    assert text in str(error.value)
+
+
+# ---------------------------------------------------------------- orders
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Process:
+    """A process that runs until it is told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.hopeless = False
+        self.failure = ""
+        self.ended = anyio.Event()
+        self.asked: list[str] = []
+
+    async def wait(self) -> str:
+        await self.ended.wait()
+        return self.failure
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+        self.ended.set()
+
+    def kill(self) -> None:
+        self.asked.append("kill")
+        self.failure = "killed"
+        self.ended.set()
+
+
+class Pair:
+    """Both sides, and a line between them that may be cut."""
+
+    def __init__(self, tasks: Any) -> None:
+        self.clock = Clock()
+        self.orders: HostOrders | None = None
+        self.states: list[HostState] = []
+        self.processes: list[tuple[str, str, Process]] = []
+        self.machine = Machine("rack", self._order, self.clock, patience_s=60.0)
+        self.tasks = tasks
+        self.orderly: Orderly | None = None
+        self._sessions = 0
+
+    def _order(self, orders: HostOrders) -> None:
+        self.orders = orders
+
+    def join(self) -> None:
+        """The other machine joins, for the first time or again: what it ran before has ended."""
+        for _, _, process in self.processes:
+            process.ended.set()
+        self._sessions += 1
+        self.states = []  # what a former stay still says is heard by nobody
+        self.orderly = Orderly(f"rack.{self._sessions}", self._start, self.states.append, self.tasks)
+
+    def _start(self, name: str, order: PartOrder) -> Hosted:
+        process = Process(100 + len(self.processes))
+        self.processes.append((name, order.start, process))
+        return process
+
+    async def talk(self) -> None:
+        """Both hear the latest of each other."""
+        for _ in range(3):
+            await anyio.wait_all_tasks_blocked()
+            if self.states:
+                self.machine.heard(self.states[-1])
+            if self.orders is not None and self.orderly is not None:
+                self.orderly.follow(self.orders)
+
+    @property
+    def running(self) -> list[str]:
+        return [start for _, start, process in self.processes if not process.ended.is_set()]
+
+
+def in_virtual_time(test: Callable[[Pair], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            async with anyio.create_task_group() as tasks:
+                await test(Pair(tasks))
+                tasks.cancel_scope.cancel()
+
+        anyio.run(main, backend="trio")
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+@in_virtual_time
+async def test_a_part_is_started_once_its_machine_has_joined(pair: Pair) -> None:
+    part = pair.machine.start("stepping-0", "stepping-0.1", first=True)
+    assert pair.orders is None
+    pair.join()
+    await pair.talk()
+    await pair.talk()
+    assert pair.running == ["stepping-0.1"]
+    assert part.pid == 100
+    pair.processes[0][2].failure = "exit status 1"
+    pair.processes[0][2].ended.set()
+    await pair.talk()
+    assert await part.wait() == "exit status 1"
+    pair.machine.start("stepping-0", "stepping-0.2")
+    await pair.talk()
+    assert pair.running == ["stepping-0.2"]
+
+
+@in_virtual_time
+async def test_stop_and_kill_reach_the_process_once(pair: Pair) -> None:
+    stopped, killed = pair.machine.start("a", "a.1"), pair.machine.start("b", "b.1")
+    pair.join()
+    await pair.talk()
+    stopped.stop()
+    killed.kill()
+    await pair.talk()
+    await pair.talk()
+    assert [process.asked for _, _, process in pair.processes] == [["stop"], ["kill"]]
+    assert (await stopped.wait(), await killed.wait()) == ("", "killed")
+
+
+@in_virtual_time
+async def test_a_machine_that_falls_silent_takes_its_parts_with_it_and_gets_new_orders_when_it_is_back(
+    pair: Pair,
+) -> None:
+    part = pair.machine.start("a", "a.1")
+    pair.join()
+    await pair.talk()
+    assert pair.machine.look(AWAY_S) == ""
+    assert pair.machine.look(AWAY_S + 1) == "away"
+    assert "was not heard for 9 s" in await part.wait()
+    pair.machine.start("a", "a.2")
+    old = pair.orders
+    pair.join()
+    await pair.talk()
+    assert pair.running == ["a.2"]
+    assert old is not None
+    assert pair.orderly is not None
+    pair.orderly.follow(old)
+    assert pair.running == ["a.2"]
+
+
+@in_virtual_time
+async def test_a_machine_that_joins_anew_before_it_was_missed_runs_nothing_twice(pair: Pair) -> None:
+    part = pair.machine.start("a", "a.1")
+    pair.join()
+    await pair.talk()
+    pair.join()
+    await pair.talk()
+    assert await part.wait() == "rack has joined anew"
+    pair.machine.start("a", "a.2")
+    await pair.talk()
+    assert [start for _, start, _ in pair.processes] == ["a.1", "a.2"]
+
+
+@in_virtual_time
+async def test_a_machine_that_stays_away_ends_the_run_with_a_remedy(pair: Pair) -> None:
+    part = pair.machine.start("a", "a.1")
+    pair.clock.now = 60.0
+    part.kill()
+    assert pair.machine.look(float("inf")) == ""
+    pair.clock.now = 61.0
+    assert pair.machine.look(float("inf")) == "given_up"
+    assert "expected it to take part; start `sparring join` there" in await part.wait()
+    assert part.hopeless
+
+
+@in_virtual_time
+async def test_what_was_never_ordered_ends_at_once_when_it_is_stopped(pair: Pair) -> None:
+    part = pair.machine.start("a", "a.1")
+    part.stop()
+    assert await part.wait() == ""
+    pair.join()
+    await pair.talk()
+    assert pair.processes == []
+
+
+@in_virtual_time
+async def test_the_end_of_the_run_is_heard_and_said_to_be(pair: Pair) -> None:
+    pair.join()
+    await pair.talk()
+    pair.machine.end("completed")
+    await pair.talk()
+    assert pair.machine.released.is_set()
+    assert pair.orderly is not None
+    assert pair.orderly.over == "completed"
+
+
+@in_virtual_time
+async def test_a_part_that_can_not_be_started_says_why(pair: Pair) -> None:
+    def refuse(name: str, order: PartOrder) -> Hosted:
+        raise OSError("no such program")
+
+    part = pair.machine.start("a", "a.1")
+    pair.orderly = Orderly("rack.1", refuse, pair.states.append, pair.tasks)
+    await pair.talk()
+    assert await part.wait() == "can not be started: no such program"
+    assert part.hopeless
+
+
+@given(st.lists(st.sampled_from(["start", "stop", "kill", "crash", "talk", "join", "away", "late"]), max_size=30))
+def test_whatever_happens_no_start_is_carried_out_twice_and_one_of_a_part_lives_at_a_time(events: list[str]) -> None:
+    async def live(pair: Pair) -> None:
+        part: Any = None
+        seen: list[HostOrders] = []
+        for number, event in enumerate(events):
+            if event == "start" and (part is None or part.ended):
+                part = pair.machine.start("a", f"a.{number}")
+            elif event in ("stop", "kill") and part is not None:
+                getattr(part, event)()
+            elif event == "crash" and pair.processes:
+                pair.processes[-1][2].ended.set()
+            elif event == "join":
+                pair.join()
+            elif event == "away":
+                pair.machine.look(AWAY_S + 1)
+                if pair.orderly is not None:  # it has noticed too, and ended what it ran
+                    pair.join()
+            elif event == "late" and seen and pair.orderly is not None:
+                pair.orderly.follow(seen[0])  # an update that was long under way
+            elif event == "talk":
+                await pair.talk()
+            if pair.orders is not None:
+                seen.append(pair.orders)
+            starts = [start for _, start, _ in pair.processes]
+            assert len(starts) == len(set(starts))
+            assert len(pair.running) <= 1
+
+    in_virtual_time(live)()
