@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("address", metavar="ADDRESS", help="of the main machine: tcp://HOST:PORT, pipeline.port there")
     parser.add_argument("--host", required=True, metavar="NAME", help="of this machine in pipeline.hosts")
+    parser.add_argument(
+        "--from", dest="own", metavar="IP", help="own address in pipeline.hosts, where this machine has several"
+    )
     parser.add_argument("--keys", type=Path, metavar="DIR", help=f"folder of keys (${KEYS_VARIABLE})")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
     parser.add_argument(
@@ -119,7 +122,7 @@ async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str
     """Waits for the main machine's word on the run."""
     endpoints = {SUPERVISOR: args.address}
     own = None if keys is None else curve(keys, "supervisor", endpoints)
-    protected = Protection(curve=own, insecure=args.insecure)
+    protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
     sys.stdout.write(f"waiting for the run at {args.address}\n")
     sys.stdout.flush()
     with anyio.move_on_after(deadline - time.monotonic()):

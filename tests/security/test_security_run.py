@@ -64,7 +64,17 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
     config.write_text(yaml.safe_dump(settings(tmp_path, port), sort_keys=False))
     here, there = tmp_path / "here", tmp_path / "there"
     sparring = [sys.executable, "-m", "services"]
-    join = [*sparring, "join", f"tcp://{MAIN}:{port + 1}", "--host", "rack", "--results-dir", str(there)]
+    join = [
+        *sparring,
+        "join",
+        f"tcp://{MAIN}:{port + 1}",
+        "--host",
+        "rack",
+        "--from",
+        RACK,
+        "--results-dir",
+        str(there),
+    ]
     train = [*sparring, "train", str(config), "--run-id", "r", "--results-dir", str(here), "--seed", "1"]
     with subprocess.Popen(
         [*join, "--keys", str(tmp_path / "keys")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
