@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from pipeline.errors import SettingsError
-from pipeline.security import add_insecure, exposed, unprotected
+from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
 
 _MODES = {
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    if problems := exposed(loaded.settings, insecure=args.insecure):
+    if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
         sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
         return 1
     lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
@@ -59,7 +59,9 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"simulator: {_simulator(simulator)}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
-    for line in not_here(settings):
+    for name, host in settings.pipeline.hosts.items():
+        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
+    for line in (*not_here(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     for line in without_effect(settings):
         yield f"without effect: {line}"

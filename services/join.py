@@ -105,7 +105,7 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
     found = await _hear_of_run(args, keys, session, deadline)
     if isinstance(found, int):
         return found
-    directory = _prepare(args.results_dir.absolute(), args.host, found)
+    directory = prepare(args.results_dir.absolute(), args.host, found)
     topology = joined(directory, args.host)
     logs.configure(directory, topology.run.id, f"supervisor-{args.host}", console=True)
     logs.get().info("joined", folder=str(directory), host=args.host, session=session, notice=True)
@@ -140,8 +140,13 @@ async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str
     return 1
 
 
-def _prepare(results: Path, host: str, found: HostRun) -> Path:
+def prepare(results: Path, host: str, found: HostRun) -> Path:
     """The run's folder on this machine, with what the main one has sent.
+
+    Args:
+        results: folder of runs.
+        host: this machine.
+        found: what was sent.
 
     Raises:
         SettingsError: another run is in it, or the run does not know this host.

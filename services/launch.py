@@ -41,6 +41,10 @@ def launch(
     Raises:
         SettingsError: an address or port is not free.
     """
+    if in_process and settings.pipeline.hosts:
+        raise SettingsError(
+            "got --in-process with pipeline.hosts; expected one machine; leave one of the two out of it"
+        )
     sockets = None if in_process else sockets_folder(settings)
     try:
         topology = plan(sockets)
@@ -101,7 +105,7 @@ def play(
             raise
         return topology
 
-    return launch(settings, plan, notes, in_process=in_process), directory
+    return launch(settings.alone, plan, notes, in_process=in_process), directory
 
 
 def _copy(checkpoint: Path, copy: Path) -> None:
@@ -133,7 +137,7 @@ def trained_settings(directory: Path, *, deterministic: bool) -> Settings:
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
-    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
+    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:

@@ -158,12 +158,13 @@ def build(
         directory: run folder.
         seed: of the run.
         resumed: go on from what is in the folder.
-        playing: what to play instead of learning.
+        playing: what to play instead of learning, on this machine.
         insecure: other machines may reach it without keys.
 
     Raises:
         SettingsError: an address or port is not free.
     """
+    settings = settings if playing is None else settings.alone
     stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
     addresses = _addresses(settings, stepping)
     simulators = simulator_plans(settings, seed, addresses, directory)

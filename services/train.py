@@ -21,8 +21,9 @@ from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import SettingsError
 from pipeline.monitoring.summary import Status
 from pipeline.runtime import Playing
-from pipeline.security import add_insecure, exposed, unprotected
+from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
+from pipeline.settings.hosts import main, place
 from services.launch import checkpoints, launch, play
 from services.players import copy_initial, write_opponents
 from services.topology import build
@@ -167,6 +168,7 @@ def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
 def _refuse(settings: Settings, *, insecure: bool) -> None:
     """Refuses what can not be run, before anything is started."""
     lines = [*not_here(settings), *_unreadable(settings), *exposed(settings, insecure=insecure)]
+    lines += [*keys_missing(settings), *keys_unusable(settings)]
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
@@ -174,7 +176,10 @@ def _refuse(settings: Settings, *, insecure: bool) -> None:
 
 def _unreadable(settings: Settings) -> Iterator[str]:
     """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    hosts = settings.pipeline.hosts
     for name, behavior in settings.behaviors.items():
+        if place(hosts, f"learning-{name}") != main(hosts):
+            continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
         wanted = {
             "reward_signals.gail": None if gail is None else gail.demo_path,

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.errors import SettingsError
 from pipeline.hosting import Hosted
 from pipeline.machines import AWAY_S, Machine, Orderly
-from pipeline.messages.hosts import HostOrders, HostState, PartOrder
-from pipeline.settings import Settings
+from pipeline.messages.hosts import HostOrders, HostRun, HostState, PartOrder
+from pipeline.runtime import Playing
+from pipeline.settings import Settings, SimulatorSettings
 from pipeline.settings.hosts import HostSettings, machines, place
+from services import join
+from services.__main__ import main
+from services.topology import Topology, build, joined, origin_of
 
 HOSTS = {
     "desk": HostSettings(address="10.0.0.1"),
@@ -72,6 +79,116 @@ def test_hosts_that_can_not_be_are_refused(hosts: Mapping[str, Any], rest: Mappi
     with pytest.raises(ValueError, match="got") as error:
         asked(hosts, **rest)
     assert text in str(error.value)
+
+
+def topology(settings: Settings, **rest: Any) -> Topology:
+    return build(settings, run_id="r", directory=Path(), seed=1, **rest)
+
+
+def spread() -> Settings:
+    hosts = {
+        "desk": {"address": "127.0.0.1"},
+        "rack": {"address": "10.9.9.2", "services": ["stepping-1", "stepping-2"]},
+        "tower": {"address": "10.9.9.3", "services": ["learning"]},
+    }
+    simulators = (
+        SimulatorSettings(name="balance", count=3, host="rack"),
+        SimulatorSettings(name="balance", count=1),
+        SimulatorSettings(name="balance", count=2, host="tower"),
+    )
+    return asked(hosts, stepping_processes=3, port=27_000).model_copy(update={"simulators": simulators})
+
+
+def test_everyone_listens_at_a_port_of_its_own_on_its_machine() -> None:
+    found = topology(spread())
+    assert found.host == "desk"
+    assert found.endpoints["board:supervisor"] == "tcp://127.0.0.1:27000"
+    assert len({endpoint.rpartition(":")[2] for endpoint in found.endpoints.values()}) == len(found.endpoints)
+    on = {name: endpoint.partition("//")[2].partition(":")[0] for name, endpoint in found.endpoints.items()}
+    assert {name for name, address in on.items() if address == "10.9.9.2"} == {
+        *("board:stepping-1", "board:stepping-2", "board:host-rack")
+    }
+    assert {name for name, address in on.items() if address == "10.9.9.3"} == {
+        *("updates:Ball", "board:learning-Ball", "board:policy-Ball", "board:host-tower")
+    }
+
+
+def test_simulators_connect_to_stepping_on_their_machine_else_to_all_in_turn() -> None:
+    found = topology(spread())
+    addresses = found.run.addresses
+    assert list(addresses.values()) == ["tcp://127.0.0.1:26997", "tcp://10.9.9.2:26998", "tcp://10.9.9.2:26999"]
+    order = [list(addresses.values()).index(plan.environment["SPARRING_ADDRESS"]) for plan in found.simulators]
+    assert order == [1, 2, 1, 0, 0, 1]
+    assert [found.place(f"simulator-{number}") for number in range(6)] == ["rack"] * 3 + ["desk"] + ["tower"] * 2
+    assert found.run.simulators == {"stepping-0": 2, "stepping-1": 3, "stepping-2": 1}
+
+
+def test_a_machine_that_joins_has_the_same_topology_from_the_file_of_the_run(tmp_path: Path) -> None:
+    found = build(spread(), run_id="r", directory=tmp_path, seed=1)
+    found.save()
+    other = joined(tmp_path, "tower")
+    assert other.endpoints == found.endpoints
+    assert other.run.addresses == found.run.addresses
+    assert [plan.environment for plan in other.simulators] == [plan.environment for plan in found.simulators]
+    assert [other.place(plan.name) for plan in other.services] == [found.place(plan.name) for plan in found.services]
+    assert other.host == "tower"
+    first = origin_of(tmp_path)
+    build(spread(), run_id="r", directory=tmp_path, seed=1, resumed=True).save()
+    assert origin_of(tmp_path) == first
+    build(spread(), run_id="r", directory=tmp_path, seed=1).save()
+    assert origin_of(tmp_path) != first
+
+
+def test_to_play_a_checkpoint_one_machine_is_enough() -> None:
+    found = topology(spread(), playing=Playing(checkpoints={"Ball": "x"}))
+    assert found.run.hosts == {}
+    assert {plan.host for plan in found.simulators} == {""}
+    assert all("127.0.0.1" in address for address in found.run.addresses.values())
+
+
+# ---------------------------------------------------------------- joining
+
+
+def described(tmp_path: Path, **files: bytes) -> HostRun:
+    folder = tmp_path / "main"
+    folder.mkdir(exist_ok=True)
+    build(spread(), run_id="r", directory=folder, seed=1).save()
+    octets = {name: np.frombuffer(content, np.uint8) for name, content in files.items()}
+    return HostRun(content=np.frombuffer((folder / "run.json").read_bytes(), np.uint8), files=octets)
+
+
+def test_a_machine_that_joins_makes_a_folder_of_its_own_and_takes_no_other_runs(tmp_path: Path) -> None:
+    found = described(tmp_path, **{"initial/Ball/state.json": b"{}"})
+    directory = join.prepare(tmp_path / "here", "rack", found)
+    assert (directory / "initial/Ball/state.json").read_bytes() == b"{}"
+    assert join.prepare(tmp_path / "here", "rack", found) == directory
+    with pytest.raises(SettingsError, match="which holds another run; expected a new folder"):
+        join.prepare(tmp_path / "here", "rack", described(tmp_path))
+    with pytest.raises(SettingsError, match="got the host 'cellar'; expected one of desk, rack, tower"):
+        join.prepare(tmp_path / "there", "cellar", found)
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../../b"])
+def test_a_file_beyond_the_runs_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match="expected one within the run's folder"):
+        join.prepare(tmp_path / "here", "rack", described(tmp_path, **{name: b"x"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["5100"], "expected tcp://HOST:PORT of the main machine"),
+        (["tcp://10.0.0.1"], "expected tcp://HOST:PORT of the main machine"),
+        (["tcp://10.0.0.1:5100"], "without keys: whoever answers there could start programs here"),
+        (["tcp://127.0.0.1:5100", "--keys", "/no/keys"], "which can not be read"),
+    ],
+)
+def test_who_joins_must_know_whom(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARRING_KEYS", "")
+    assert main(["join", *arguments, "--host", "rack"]) == 2
+    assert text in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- orders

@@ -26,7 +26,7 @@ from pipeline.keys import (
 )
 from pipeline.keys.making import add, make, numbered
 from pipeline.protection import curve
-from pipeline.security import exposed, keys_folder, unprotected
+from pipeline.security import exposed, keys_folder, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Settings
 from services import check, keys
 from services.__main__ import main
@@ -319,10 +319,25 @@ def test_beyond_this_machine_it_takes_keys_or_a_word_in_full(
 def test_keys_that_can_not_be_used_are_refused_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARRING_KEYS", raising=False)
     (folder / "token").chmod(0o644)
-    (line,) = exposed(settings(keys=str(folder)), insecure=False)
+    own = settings(keys=str(folder))
+    (line,) = keys_unusable(own)
     assert "token with mode 644" in line
+    assert exposed(own, insecure=False) == keys_missing(own) == []
+    (line,) = keys_missing(settings(keys=str(folder / "no")))
+    assert "which are not here; expected a folder; make it with `sparring keys`" in line
     assert keys_folder(settings(keys="a"), {"SPARRING_KEYS": "/b"}) == Path("/b")
     assert keys_folder(settings(), {}) is None
+
+
+def test_a_machine_is_asked_for_the_keys_of_what_runs_there_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARRING_KEYS", raising=False)
+    own = settings(keys=str(folder), hosts=HOSTS)
+    for path in ("token", "tls/server.key", "curve/stepping.secret", "tls/authority.key"):
+        (folder / path).unlink()
+    assert keys_unusable(own) == []
+    (folder / "curve/learning.secret").unlink()
+    (line,) = keys_unusable(own)
+    assert "learning.secret, which can not be read (No such file" in line
 
 
 def test_check_and_train_refuse_and_take_only_the_whole_word(

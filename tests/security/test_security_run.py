@@ -94,6 +94,7 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
         json.loads(line)
         for folder, number in ((here, 0), (there, 1))
         for line in (folder / "r" / "logs" / f"simulator-{number}.stderr").read_text().splitlines()
+        if line.startswith("{")
     ]
     assert [one["number"] for one in simulators] == [0, 1]
     assert sum(sum(one["steps"].values()) for one in simulators) == books["produced"]
