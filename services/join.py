@@ -43,7 +43,8 @@ from pipeline.runtime import Run
 from pipeline.security import KEYS_VARIABLE, add_insecure
 from services.exports import Exports
 from services.hosts import Processes
-from services.topology import RUN_FILE, SUPERVISOR, Topology, joined, load_run, origin_of
+from services.ports import SUPERVISOR
+from services.topology import RUN_FILE, Topology, joined, load_run, origin_of
 
 _LOOK_S: Final = 0.25
 _EXPORT_S: Final = 60.0

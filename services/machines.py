@@ -25,7 +25,8 @@ from pipeline.machines import Machine
 from pipeline.messages.hosts import HostRun, HostState
 from pipeline.queues.interface import Subscription, Transport
 from services.hosts import Processes
-from services.topology import RUN_FILE, SUPERVISOR, ServicePlan, Topology
+from services.ports import SUPERVISOR
+from services.topology import RUN_FILE, ServicePlan, Topology
 
 LOOK_S: Final = 0.5
 RELEASE_S: Final = 5.0

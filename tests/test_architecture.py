@@ -78,11 +78,12 @@ def test_a_room_imports_only_rooms_before_it(path: Path) -> None:
 
 def test_services_import_no_services_but_the_topology() -> None:
     allowed = {
+        "topology.py": {"services.ports"},
         "supervisor.py": {"services.topology", "services.exports"},
         "hosts.py": {"services.topology"},
         "launch.py": {"services.topology", "services.supervisor", "services.hosts", "services.machines"},
-        "machines.py": {"services.topology", "services.hosts"},
-        "join.py": {"services.topology", "services.hosts", "services.exports"},
+        "machines.py": {"services.topology", "services.hosts", "services.ports"},
+        "join.py": {"services.topology", "services.hosts", "services.exports", "services.ports"},
         "train.py": {"services.topology", "services.launch", "services.players"},
         "tournament.py": {"services.topology", "services.launch", "services.players"},
         "evaluate.py": {"services.topology", "services.launch"},

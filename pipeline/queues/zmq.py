@@ -1,4 +1,4 @@
-"""Queues and boards between processes, over ZeroMQ. The only module that imports zmq.
+"""Queues and boards between processes, over ZeroMQ. The only module that imports zmq, and long for that.
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds what is under way, and what a broken connection loses
@@ -51,6 +51,9 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE: Final = int(zmq.RCVMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
+
+_MOST_ASKED: Final = 2**20
+"""Bytes of what a subscriber says; a stranger can make a board take that much memory before it is known."""
 
 log = structlog.get_logger(__name__)
 
@@ -302,7 +305,7 @@ class ZmqTransport:
         Raises:
             QueueError: no endpoint named "board:" and the service, somebody else listens there, or nobody can.
         """
-        link, close = await self._listening(f"board:{service}")
+        link, close = await self._listening(f"board:{service}", _MOST_ASKED)
 
         def release() -> None:
             self._scope.remove(end)
@@ -391,7 +394,7 @@ class ZmqTransport:
 
         return link, close
 
-    async def _listening(self, name: str) -> tuple[Link, Callable[[], None]]:
+    async def _listening(self, name: str, most: int | None = None) -> tuple[Link, Callable[[], None]]:
         """A link whose address is ours, and what ends it and gives the address back."""
         endpoint = self._endpoint(name)
         if is_open(endpoint) and self._curve is None and not self._insecure:
@@ -400,6 +403,8 @@ class ZmqTransport:
                 "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
             )
         socket = self._socket(zmq.ROUTER, endpoint)
+        if most is not None:
+            socket.setsockopt(zmq.MAXMSGSIZE, most)
         deadline = anyio.current_time() + self._bind
         watched = self._guarded(socket, name, endpoint)
         while True:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
@@ -393,6 +393,7 @@ async def test_a_part_that_can_not_be_started_says_why(pair: Pair) -> None:
     assert part.hopeless
 
 
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["start", "stop", "kill", "crash", "talk", "join", "away", "late"]), max_size=30))
 def test_whatever_happens_no_start_is_carried_out_twice_and_one_of_a_part_lives_at_a_time(events: list[str]) -> None:
     async def live(pair: Pair) -> None:
