@@ -88,7 +88,7 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
 async def _count_refusals(context: Context, transport: ZmqTransport) -> None:
     """Publishes how many connections were refused."""
     while True:
-        context.registry.reach("refused", transport.refused)
+        context.registry.reach("handshakes_refused", transport.refused)
         await anyio.sleep(METRICS_INTERVAL_S)
 
 

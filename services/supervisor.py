@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 from pipeline import logs
 from pipeline.files import write_atomically
 from pipeline.hosting import Hosted
+from pipeline.machines import RemotePart
 from pipeline.messages.service import AssemblyState, LearnerState, RunState
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
@@ -290,6 +291,9 @@ class Supervisor:
                 self._log.warning("stalled", seconds=self._settings.stall_timeout_s, waiting_for=waits, notice=True)
 
     def _check_answers(self, part: Part, board: Subscription, now: float) -> None:
+        if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
+            part.started_at = now  # its machine is not here yet, which has a deadline of its own
+            return
         since = min(board.heard_age, now - part.started_at)
         limit = START_S if board.heard_age >= now - part.started_at else HANG_S
         if part.hosted is not None and since > limit and not part.stopping:
