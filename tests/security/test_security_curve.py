@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -202,6 +202,7 @@ def question(domain: bytes, key: bytes, mechanism: bytes = b"CURVE") -> list[byt
     return [b"", b"1.0", b"5", domain, b"10.0.0.9", b"", mechanism, key]
 
 
+@settings(max_examples=50)
 @given(
     domain=st.binary(max_size=20),
     mechanism=st.sampled_from([b"CURVE", b"NULL", b"PLAIN", b""]),
