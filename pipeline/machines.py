@@ -217,22 +217,22 @@ class Orderly:
             self.tell()
 
     def _carry_out(self, name: str, order: PartOrder) -> None:
-        before = self._asked.get(name)
+        before, state = self._asked.get(name), self._states.get(name)
+        if before is not None and order.number < before.number:
+            return
         self._asked[name] = order
-        if before is None or order.number > before.number:
-            if order.stop or order.kill:
-                self._note(name, PartState(number=order.number, ended=True))
-                return
-            self._begin(name, order)
-            return
-        if self._states[name].ended or order.number < before.number:
-            return
-        if order.kill and not before.kill:
+        if state is None or state.ended:
+            if state is None or order.number > state.number:
+                self._begin(name, order)
+        elif order.kill or order.number > state.number:  # a new one begins when the former has ended
             self._hosted[name].kill()
-        elif order.stop and not before.stop:
+        elif order.stop and before is not None and not before.stop:
             self._hosted[name].stop()
 
     def _begin(self, name: str, order: PartOrder) -> None:
+        if order.stop or order.kill:
+            self._note(name, PartState(number=order.number, ended=True))
+            return
         try:
             hosted = self._hosted[name] = self._start(name, order)
         except Exception as error:
@@ -248,6 +248,7 @@ class Orderly:
             number=number, pid=hosted.pid or 0, ended=True, failure=failure[:2000], hopeless=hosted.hopeless
         )
         self._note(name, state)
+        self._carry_out(name, self._asked[name])
 
     def _note(self, name: str, state: PartState) -> None:
         if name not in self._states or state.number >= self._states[name].number:

@@ -349,6 +349,19 @@ async def test_a_machine_that_joins_anew_before_it_was_missed_runs_nothing_twice
 
 
 @in_virtual_time
+async def test_a_machine_that_was_frozen_ends_what_it_runs_before_it_begins_anew(pair: Pair) -> None:
+    pair.machine.start("a", "a.1")
+    pair.join()
+    await pair.talk()
+    assert pair.machine.look(AWAY_S + 1) == "away"
+    pair.machine.start("a", "a.2")
+    await pair.talk()
+    await pair.talk()
+    assert pair.processes[0][2].asked[:1] == ["kill"]
+    assert pair.running == ["a.2"]
+
+
+@in_virtual_time
 async def test_a_machine_that_stays_away_ends_the_run_with_a_remedy(pair: Pair) -> None:
     part = pair.machine.start("a", "a.1")
     pair.clock.now = 60.0
@@ -393,8 +406,11 @@ async def test_a_part_that_can_not_be_started_says_why(pair: Pair) -> None:
     assert part.hopeless
 
 
+_EVENTS = ("start", "start", "talk", "talk", "talk", "stop", "kill", "crash", "join", "away", "frozen", "late")
+
+
 @settings(max_examples=50)
-@given(st.lists(st.sampled_from(["start", "stop", "kill", "crash", "talk", "join", "away", "late"]), max_size=30))
+@given(st.lists(st.sampled_from(_EVENTS), max_size=30))
 def test_whatever_happens_no_start_is_carried_out_twice_and_one_of_a_part_lives_at_a_time(events: list[str]) -> None:
     async def live(pair: Pair) -> None:
         part: Any = None
@@ -412,6 +428,8 @@ def test_whatever_happens_no_start_is_carried_out_twice_and_one_of_a_part_lives_
                 pair.machine.look(AWAY_S + 1)
                 if pair.orderly is not None:  # it has noticed too, and ended what it ran
                     pair.join()
+            elif event == "frozen":  # it was away for the main machine only
+                pair.machine.look(AWAY_S + 1)
             elif event == "late" and seen and pair.orderly is not None:
                 pair.orderly.follow(seen[0])  # an update that was long under way
             elif event == "talk":
