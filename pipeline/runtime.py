@@ -22,6 +22,7 @@ from pipeline.messages.service import Metrics, RunState
 from pipeline.metrics import Registry
 from pipeline.progress import ALL, Progress
 from pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
+from pipeline.settings.hosts import HostSettings
 from pipeline.settings.model import Settings
 from pipeline.specs import BehaviorSpec
 from pipeline.stepping.listening import listen
@@ -81,6 +82,8 @@ class Run:
         simulators: simulators that the supervisor starts for each stepping service.
         resumed: the run goes on from what is in its folder.
         playing: what it plays; None where it learns.
+        keys: folder of keys on this machine.
+        insecure: may be reached from other machines without keys.
     """
 
     id: str
@@ -92,6 +95,13 @@ class Run:
     simulators: Mapping[str, int]
     resumed: bool = False
     playing: Playing | None = None
+    keys: Path | None = None
+    insecure: bool = False
+
+    @property
+    def hosts(self) -> Mapping[str, HostSettings]:
+        """The machines by name; none where there is one only."""
+        return self.settings.pipeline.hosts
 
     @property
     def stepping(self) -> tuple[str, ...]:

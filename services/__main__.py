@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError
+from pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
 from pipeline.lifeline import end_with_supervisor
 
 COMMANDS: Final = {
@@ -19,6 +19,8 @@ COMMANDS: Final = {
     "demo": "show what recorded episodes hold",
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
+    "keys": "make keys for a run on several machines",
+    "join": "run what a run puts on this machine",
     "status": "show how a run stands",
     "doctor": "say what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in given if not word.startswith("-")), "")
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
             if name == "service":  # first: until all it imports is loaded, its supervisor may be gone
                 end_with_supervisor()
@@ -44,12 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     try:
         return int(args.handler(args))
-    except SettingsError as error:
-        sys.stderr.write(f"sparring: {error}\n")
-        return BAD_INPUT
-    except SparringError as error:
-        sys.stderr.write(f"sparring: {type(error).__name__}: {error}\n")
-        return FAILED
+    except Exception as failure:
+        error = first_failure(failure)
+        if not isinstance(error, SparringError):
+            raise
+        bad_input = isinstance(error, SettingsError)
+        sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
+        return BAD_INPUT if bad_input else FAILED
 
 
 if __name__ == "__main__":

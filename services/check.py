@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from pipeline.errors import FAILED, SettingsError
+from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
 
 _MODES = {
@@ -24,6 +25,7 @@ _MODES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring check`."""
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    add_insecure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,12 +42,15 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    lines = [*summary(loaded.settings), *(f"notice: {notice}" for notice in loaded.notices)]
+    if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
+        sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
+        return FAILED
+    lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     sys.stdout.write("\n".join([f"{args.config}: valid", *lines]) + "\n")
     return 0
 
 
-def summary(settings: Settings) -> Iterator[str]:
+def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     """What would run, line by line."""
     yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
     for name, behavior in settings.behaviors.items():
@@ -54,10 +59,14 @@ def summary(settings: Settings) -> Iterator[str]:
         yield f"simulator: {_simulator(simulator)}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
-    for line in not_here(settings):
+    for name, host in settings.pipeline.hosts.items():
+        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
+    for line in (*not_here(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     for line in without_effect(settings):
         yield f"without effect: {line}"
+    for line in unprotected(settings, insecure=insecure):
+        yield f"warning: {line}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,9 +18,11 @@ from pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
 from pipeline.hosting import ProcessHost
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import STATUSES, Status
+from pipeline.protection import protection
 from pipeline.runtime import Playing
 from pipeline.settings import Settings, not_here
-from services.hosts import Processes, Tasks
+from services.hosts import Tasks
+from services.machines import machines
 from services.supervisor import Supervisor
 from services.topology import Topology, build, load_run, sockets_folder
 
@@ -39,6 +41,10 @@ def launch(
     Raises:
         SettingsError: an address or port is not free.
     """
+    if in_process and settings.pipeline.hosts:
+        raise SettingsError(
+            "got --in-process with pipeline.hosts; expected one machine; leave one of the two out of it"
+        )
     sockets = None if in_process else sockets_folder(settings)
     try:
         topology = plan(sockets)
@@ -102,7 +108,7 @@ def play(
             raise
         return topology
 
-    return launch(settings, plan, notes, in_process=in_process), directory
+    return launch(settings.alone, plan, notes, in_process=in_process), directory
 
 
 def _copy(checkpoint: Path, copy: Path) -> None:
@@ -134,7 +140,7 @@ def trained_settings(directory: Path, *, deterministic: bool) -> Settings:
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
-    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
+    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
@@ -175,8 +181,15 @@ async def _supervise(topology: Topology, in_process: bool) -> Status:
             return await _as_tasks(topology, processes)
         from pipeline.queues.zmq import ZmqTransport
 
-        async with ZmqTransport(topology.endpoints, f"supervisor.{secrets.token_hex(3)}") as transport:
-            return await Supervisor(topology, Processes(topology, processes), processes, transport).supervise()
+        start = f"supervisor.{secrets.token_hex(3)}"
+        protected = protection(topology.run, topology.endpoints, "supervisor")
+        async with (
+            ZmqTransport(topology.endpoints, start, protection=protected) as transport,
+            machines(topology, processes, transport, time.monotonic) as here,
+        ):
+            status = await Supervisor(topology, here, here, transport).supervise()
+            await here.release(status)
+            return status
     finally:
         processes.close()
 

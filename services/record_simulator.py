@@ -90,7 +90,7 @@ class LoneSimulator:
 @contextlib.contextmanager
 def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
     """The first simulator of a configuration, started as the supervisor does; without one, whichever dials in."""
-    topology = build(settings, run_id="record", directory=Path(), seed=seed)
+    topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
     plan = next(iter(topology.simulators), None)
     address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
     listener = _listen(address)

@@ -9,14 +9,16 @@ import secrets
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
 
 from pipeline import logs
 from pipeline.errors import FAILED, NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
+from pipeline.protection import protection
 from pipeline.queues.zmq import ZmqTransport
-from pipeline.runtime import Context, Run
+from pipeline.runtime import METRICS_INTERVAL_S, Context, Run
 from services.topology import ServicePlan, load_run, plan_of
 
 
@@ -46,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     start = args.start or own_start(plan.name)
     try:
-        anyio.run(
-            _serve, plan, prepared, endpoints, start, args.first, backend_options={"use_uvloop": os.name == "posix"}
-        )
+        protected = protection(prepared, endpoints, plan.name)
+        serve = partial(_serve, plan, prepared, ZmqTransport(endpoints, start, protection=protected), first=args.first)
+        anyio.run(serve, backend_options={"use_uvloop": os.name == "posix"})
     except Exception as failure:
         error = first_failure(failure)
         known = isinstance(error, SparringError)
@@ -65,27 +67,35 @@ def own_start(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}-{time.time_ns()}"
 
 
-async def _serve(plan: ServicePlan, prepared: Run, endpoints: dict[str, str], start: str, first: bool) -> None:
+async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, first: bool) -> None:
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_at_signal, stop)
-        async with ZmqTransport(endpoints, start) as transport:
+        async with connected as transport:
             context = Context(
                 run=prepared,
                 service=plan.name,
-                start=start,
+                start=transport.start,
                 first=first,
                 transport=transport,
                 stop=stop,
-                log=logs.get(start=start),
+                log=logs.get(start=transport.start),
                 clock=time.monotonic,
             )
+            tasks.start_soon(_count_refusals, context, transport)
             serve = plan.load()
             gc.collect()
             gc.freeze()  # what is imported stays: a full collection need not look at it again
             gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
             await serve(context)
         tasks.cancel_scope.cancel()
+
+
+async def _count_refusals(context: Context, transport: ZmqTransport) -> None:
+    """Publishes how many connections were refused."""
+    while True:
+        context.registry.reach("handshakes_refused", transport.refused)
+        await anyio.sleep(METRICS_INTERVAL_S)
 
 
 async def _stop_at_signal(stop: anyio.Event) -> None:

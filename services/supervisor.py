@@ -14,7 +14,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from anyio.abc import TaskGroup
 
 from pipeline import logs
 from pipeline.files import write_atomically
-from pipeline.hosting import Hosted, ProcessHost
+from pipeline.hosting import Hosted
 from pipeline.learning.checkpoints import CheckpointFolder
+from pipeline.machines import RemotePart
 from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
@@ -67,6 +68,13 @@ class Host(Protocol):
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts one service."""
+
+
+class Launcher(Protocol):
+    """Starts simulators."""
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Hosted:
+        """Starts a foreign program that ends with us."""
 
 
 @dataclass
@@ -112,7 +120,7 @@ class Supervisor:
         self,
         topology: Topology,
         host: Host,
-        processes: ProcessHost,
+        processes: Launcher,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -253,6 +261,8 @@ class Supervisor:
 
     def _show_checkpoints(self, exports: Exports) -> None:
         for name in self._run.learners:
+            if self._topology.place(f"learning-{name}") != self._topology.host:
+                continue  # exported where it is
             state = self._latest(f"learning-{name}", "state", LearnerState)
             if state is not None:
                 exports.saw(name, state.checkpoint)
@@ -331,6 +341,9 @@ class Supervisor:
             self._log.info("put_aside", file=str(path), lost_bytes=lost)
 
     def _check_answers(self, part: Part, board: Subscription, now: float, awake: float) -> None:
+        if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
+            part.started_at = now  # its machine is not here yet, which has a deadline of its own
+            return
         since = min(board.heard_age, now - part.started_at, now - awake)
         usual = HANG_S if part.name in self._run.services else LOOKER_S
         limit = START_S if board.heard_age >= now - part.started_at else usual
@@ -411,9 +424,12 @@ class Supervisor:
         kept: dict[str, Kept] = {}
         for name in figures:
             state = self._latest(f"learning-{name}", "state", LearnerState)
-            saved = None if state is None or not state.checkpoint else self._run.directory / state.checkpoint
+            host = self._topology.place(f"learning-{name}")
+            here = host == self._topology.host
+            folder = str(self._run.directory) if here else f"{host}:{self._run.id}"
+            saved = None if state is None or not state.checkpoint else f"{folder}/{state.checkpoint}"
             # One that died or hangs has saved nothing at the end: what a resumed run goes on from is the newest there.
-            there = [] if saved else CheckpointFolder(self._run.directory, name).newest_first()
+            there = [] if saved or not here else CheckpointFolder(self._run.directory, name).newest_first()
             kept[name] = Kept(
                 checkpoint=next((str(path) for path in (saved, *there) if path is not None), None),
                 weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,

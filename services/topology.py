@@ -13,20 +13,22 @@ import importlib
 import json
 import math
 import os
-import socket
+import secrets
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from pipeline.errors import ServiceError, SettingsError
+from pipeline.errors import ServiceError
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
+from pipeline.security import keys_folder
 from pipeline.settings import Settings
+from pipeline.settings.hosts import main, place
 from pipeline.stepping.settings import GATHERED_STEPS
+from services.ports import addresses_of, endpoints_of
 
 RUN_FILE = "run.json"
 _LARGEST_GROUP = 1024
@@ -79,12 +81,14 @@ class SimulatorPlan:
         command: program and arguments.
         environment: variables beside ours.
         restarts: how often it may fail; None: as often as a service.
+        host: that it runs on; "" where there is one machine only.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     restarts: Restarts | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +101,7 @@ class Topology:
         services: in the order of the flow.
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
+        host: this machine; "" where there is no other.
     """
 
     run: Run
@@ -104,11 +109,19 @@ class Topology:
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    host: str = ""
+
+    def place(self, name: str) -> str:
+        """The host of a service or simulator."""
+        simulator = next((plan for plan in self.simulators if plan.name == name), None)
+        return place(self.run.hosts, name) if simulator is None else simulator.host
 
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
+        origin = (origin_of(run.directory) if run.resumed else "") or secrets.token_hex(8)
         plain = {
+            "origin": origin,
             "id": run.id,
             "seed": run.seed,
             "resumed": run.resumed,
@@ -117,6 +130,7 @@ class Topology:
             "simulators": dict(run.simulators),
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
+            "insecure": run.insecure,
             "settings": json.loads(run.settings.model_dump_json()),
         }
         (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
@@ -131,6 +145,7 @@ def build(
     seed: int,
     resumed: bool = False,
     playing: Playing | None = None,
+    insecure: bool = False,
 ) -> Topology:
     """The graph that `settings` ask for.
 
@@ -141,14 +156,16 @@ def build(
         directory: run folder.
         seed: of the run.
         resumed: go on from what is in the folder.
-        playing: what to play instead of learning.
+        playing: what to play instead of learning, on this machine.
+        insecure: other machines may reach it without keys.
 
     Raises:
         SettingsError: an address or port is not free.
     """
+    settings = settings if playing is None else settings.alone
     stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
-    addresses = _addresses(settings, stepping)
-    simulators = _simulators(settings, seed, list(addresses.values()), directory)
+    addresses = addresses_of(settings, stepping)
+    simulators = simulator_plans(settings, seed, addresses, directory)
     run = Run(
         id=run_id,
         directory=directory,
@@ -156,19 +173,47 @@ def build(
         seed=seed,
         capacities=_capacities(settings, len(stepping)),
         addresses=addresses,
-        simulators={name: len(simulators[index :: len(stepping)]) for index, name in enumerate(stepping)},
+        simulators={
+            name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
+            for name, address in addresses.items()
+        },
         resumed=resumed,
         playing=playing,
+        keys=keys_folder(settings),
+        insecure=insecure,
     )
     plans = service_plans(run)
     boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
     names = [*run.capacities, *(f"board:{board}" for board in boards)]
     return Topology(
         run=run,
-        endpoints=_endpoints(names, sockets),
+        endpoints=endpoints_of(settings, names, sockets),
         services=plans,
         simulators=tuple(simulators),
-        cores=cores_beside_learners(settings, plans, usable_cores()),
+        cores=_cores(settings, plans, main(settings.pipeline.hosts)),
+        host=main(settings.pipeline.hosts),
+    )
+
+
+def joined(directory: Path, host: str) -> Topology:
+    """The topology of a run that another machine has started.
+
+    Args:
+        directory: of the run on this machine, with the file that the other machine has written.
+        host: this machine.
+
+    Raises:
+        ServiceError: as `load_run`.
+    """
+    run, endpoints = load_run(directory)
+    plans = service_plans(run)
+    return Topology(
+        run=run,
+        endpoints=endpoints,
+        services=plans,
+        simulators=tuple(simulator_plans(run.settings, run.seed, run.addresses, directory)),
+        cores=_cores(run.settings, plans, host),
+        host=host,
     )
 
 
@@ -181,16 +226,19 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     path = directory / RUN_FILE
     try:
         plain = json.loads(path.read_text())
+        settings = Settings.model_validate_json(json.dumps(plain["settings"]))
         run = Run(
             id=plain["id"],
             directory=directory,
-            settings=Settings.model_validate_json(json.dumps(plain["settings"])),
+            settings=settings,
             seed=plain["seed"],
             capacities={n: Capacity(messages=m, steps=s, senders=k) for n, (m, s, k) in plain["capacities"].items()},
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
             playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
+            keys=keys_folder(settings),
+            insecure=plain.get("insecure", False),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(
@@ -198,6 +246,14 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             "name the folder of a run that was started"
         ) from error
     return run, plain["endpoints"]
+
+
+def origin_of(directory: Path) -> str:
+    """What tells the run in a folder from others of its name, over all its sessions and machines; "" for none."""
+    try:
+        return str(json.loads((directory / RUN_FILE).read_text())["origin"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 def plan_of(run: Run, name: str) -> ServicePlan:
@@ -233,6 +289,11 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
+def _cores(settings: Settings, plans: Sequence[ServicePlan], host: str) -> dict[str, tuple[int, ...]]:
+    here = [plan for plan in plans if place(settings.pipeline.hosts, plan.name) == host]
+    return cores_beside_learners(settings, here, usable_cores())
+
+
 def cores_beside_learners(
     settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
@@ -241,7 +302,8 @@ def cores_beside_learners(
     Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
     for, may go wherever there is room. None where the learners have a thread for every core.
     """
-    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(settings.behaviors) :])
+    learners = sum(plan.name.startswith("learning-") for plan in plans)
+    rest = tuple(usable[settings.pipeline.torch_threads.learning * learners :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
     return {plan.name: rest for plan in plans if plan.niceness > 0}
@@ -261,52 +323,26 @@ def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
     return found
 
 
-def _addresses(settings: Settings, stepping: list[str]) -> dict[str, str]:
-    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again."""
-    parts = urlsplit(settings.pipeline.address)
-    if parts.scheme == "unix":
-        paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
-        return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
-    host = parts.hostname or "127.0.0.1"
-    ports = [_free_port(host, parts.port + index if parts.port else 0) for index in range(len(stepping))]
-    shown = f"[{host}]" if ":" in host else host
-    return {name: f"tcp://{shown}:{port}" for name, port in zip(stepping, ports, strict=True)}
-
-
-def _free_port(host: str, wanted: int) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise SettingsError(
-                f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
-                "stop what uses it, or set pipeline.address to another port (0 chooses one)"
-            ) from error
-        return int(probe.getsockname()[1])
-
-
-def _endpoints(names: list[str], sockets: Path | None) -> dict[str, str]:
-    if sockets is not None:
-        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names)}
-    return {name: f"tcp://127.0.0.1:{_free_port('127.0.0.1', 0)}" for name in names}
-
-
 def sockets_folder(settings: Settings) -> Path | None:
     """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
     wanted = settings.pipeline.transport
-    if wanted == "tcp" or (wanted == "auto" and os.name != "posix"):
+    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
         return None
     return Path(tempfile.mkdtemp(prefix="sparring-"))
 
 
-def _simulators(settings: Settings, seed: int, addresses: list[str], directory: Path) -> list[SimulatorPlan]:
+def simulator_plans(
+    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path
+) -> list[SimulatorPlan]:
+    """All simulators of a run, on all machines, in the order of their numbers."""
+    hosts = settings.pipeline.hosts
     plans: list[SimulatorPlan] = []
     for entry in settings.launched:
+        host = entry.host or main(hosts)
+        near = [one for name, one in addresses.items() if place(hosts, name) == host] or list(addresses.values())
         for copy in range(entry.count):
             number = len(plans)
-            address = addresses[number % len(addresses)]
+            address = near[sum(plan.host == host for plan in plans) % len(near)]
             own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:
@@ -325,6 +361,7 @@ def _simulators(settings: Settings, seed: int, addresses: list[str], directory: 
                     command=tuple(command),
                     environment=environment,
                     restarts=_restarts(settings) if entry.name == "unity" else None,
+                    host=host,
                 )
             )
     return plans

@@ -21,7 +21,9 @@ from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import SettingsError
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
+from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
+from pipeline.settings.hosts import main, place
 from services.launch import checkpoints, launch, play
 from services.players import copy_initial, write_opponents
 from services.topology import build
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch-device", help="of the learners: cpu, cuda, cuda:N, mps")
     parser.add_argument("--debug", action="store_true", help="log more")
     parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
+    add_insecure(parser)
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     """
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
-    _refuse(settings)
+    _refuse(settings, insecure=args.insecure)
     if kept.inference:
         notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return STATUSES[_infer(args, settings, notes)]
@@ -93,8 +96,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         initial = copy_initial(directory, settings)
     write_opponents(directory, settings)
-    plan = partial(build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume)
-    notes = (*loaded.notices, *without_effect(settings), *initial, *started_by_hand(settings))
+    plan = partial(
+        build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, insecure=args.insecure
+    )
+    notes = (
+        *loaded.notices,
+        *unprotected(settings, insecure=args.insecure),
+        *without_effect(settings),
+        *initial,
+        *started_by_hand(settings),
+    )
     status = launch(settings, plan, notes, in_process=args.in_process)
     if status == "stopped":
         name = f"--results-dir {kept.results_dir} --run-id {run_id}"
@@ -154,9 +165,10 @@ def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
     return {key: getattr(args, key) for key in keys}
 
 
-def _refuse(settings: Settings) -> None:
+def _refuse(settings: Settings, *, insecure: bool) -> None:
     """Refuses what can not be run, before anything is started."""
-    lines = [*not_here(settings), *_unreadable(settings)]
+    lines = [*not_here(settings), *_unreadable(settings), *exposed(settings, insecure=insecure)]
+    lines += [*keys_missing(settings), *keys_unusable(settings)]
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
@@ -164,7 +176,10 @@ def _refuse(settings: Settings) -> None:
 
 def _unreadable(settings: Settings) -> Iterator[str]:
     """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    hosts = settings.pipeline.hosts
     for name, behavior in settings.behaviors.items():
+        if place(hosts, f"learning-{name}") != main(hosts):
+            continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
         wanted = {
             "reward_signals.gail": None if gail is None else gail.demo_path,

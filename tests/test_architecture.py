@@ -23,6 +23,7 @@ LAYERS["progress"] = {"messages", "metrics"}
 LAYERS["logs"] = {"errors"}
 LAYERS["queues"] = {"errors", "specs", "messages", "logs"}
 _STAGE = {"errors", "specs", "actions", "messages", "queues", "metrics", "progress", "files"}
+LAYERS["keys"] = {"errors", "files", "queues"}
 LAYERS["simulation"] = {"errors", "specs", "messages", "unity"}
 LAYERS["assembly"] = _STAGE | {"sequences"}
 LAYERS["coordination"] = _STAGE
@@ -38,7 +39,10 @@ LAYERS["writing"] = {"errors", "metrics"}
 LAYERS["lifeline"] = set()
 LAYERS["rotation"] = LAYERS["doctor"] = set()
 LAYERS["hosting"] = {"errors", "logs", "lifeline"}
+LAYERS["machines"] = {"errors", "hosting", "messages"}
 LAYERS["runtime"] = _STAGE | {"settings", "stepping", "logs", "writing"}
+LAYERS["security"] = {"errors", "keys", "queues", "settings"}
+LAYERS["protection"] = {"keys", "queues", "runtime", "settings"}
 
 TORCH = ("pipeline/networks/", "pipeline/learning/", "pipeline/stepping/policies.py")
 LIGHT = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -78,9 +82,12 @@ def test_a_room_imports_only_rooms_before_it(path: Path) -> None:
 
 def test_services_import_no_services_but_the_topology() -> None:
     allowed = {
+        "topology.py": {"services.ports"},
         "supervisor.py": {"services.topology", "services.exports"},
         "hosts.py": {"services.topology"},
-        "launch.py": {"services.topology", "services.supervisor", "services.hosts"},
+        "launch.py": {"services.topology", "services.supervisor", "services.hosts", "services.machines"},
+        "machines.py": {"services.topology", "services.hosts", "services.ports"},
+        "join.py": {"services.topology", "services.hosts", "services.exports", "services.ports"},
         "train.py": {"services.topology", "services.launch", "services.players"},
         "tournament.py": {"services.topology", "services.launch", "services.players"},
         "evaluate.py": {"services.topology", "services.launch"},

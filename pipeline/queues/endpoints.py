@@ -7,9 +7,11 @@ there, and removes the file some time after it was closed, maybe that of its suc
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pipeline.errors import QueueError
 
@@ -21,6 +23,22 @@ def ipc_path(endpoint: str) -> Path | None:
     """The path of a Unix socket endpoint, None for any other."""
     scheme, _, path = endpoint.partition("://")
     return Path(path) if scheme == "ipc" else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host's sockets; of names only "localhost" is known to be so."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_open(endpoint: str) -> bool:
+    """Whether other machines can connect to an endpoint."""
+    parts = urlsplit(endpoint)
+    return parts.scheme == "tcp" and not is_loopback(parts.hostname or "")
 
 
 def listen(path: Path) -> socket.socket:

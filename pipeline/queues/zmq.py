@@ -1,4 +1,4 @@
-"""Queues and boards between processes, over ZeroMQ. The only module that imports zmq.
+"""Queues and boards between processes, over ZeroMQ. The only module that imports zmq, and long for that.
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds what is under way, and what a broken connection loses
@@ -14,6 +14,8 @@ swallow the announcement; so after every send its events are looked at again (`L
 from __future__ import annotations
 
 import asyncio
+import os
+import socket as sockets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -24,12 +26,15 @@ import anyio.to_thread
 import structlog
 import zmq
 import zmq.backend
+import zmq.utils.monitor
+import zmq.utils.z85
 
 from pipeline.errors import CodecError, QueueError
 from pipeline.messages.codec import SERVICES, Buffer, Limits
 from pipeline.queues import frames as framing
 from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
-from pipeline.queues.endpoints import ipc_path, listen, unavailable
+from pipeline.queues.curve import HANDSHAKE_S, REFUSED, UNPROTECTED, Curve, Guard, Handshakes, Protection, Refusals
+from pipeline.queues.endpoints import ipc_path, is_open, listen, unavailable
 from pipeline.queues.interface import Capacity
 from pipeline.queues.receiving_end import ReceivingEnd
 from pipeline.queues.scope import Scope
@@ -46,6 +51,9 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE: Final = int(zmq.RCVMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
+
+_MOST_ASKED: Final = 2**20
+"""Bytes of what a subscriber says; a stranger can make a board take that much memory before it is known."""
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +98,12 @@ class Link:
 
     def send(self, frames: Sequence[Buffer], route: bytes = b"") -> None:
         """Sends a message: a DEALER as soon as it is connected, a ROUTER if its peer still is."""
+        try:
+            self._send(frames, route)
+        except zmq.Again:  # a DEALER that was refused: it has no connection and makes none
+            self._failed(_no_entrance(self._name))
+
+    def _send(self, frames: Sequence[Buffer], route: bytes) -> None:
         socket, copy = self._socket, not framing.is_large(frames[0])
         if self._routed:
             _send(socket, route, _MORE)
@@ -159,6 +173,7 @@ class ZmqTransport:
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again: its owner may be on its way out.
         linger: seconds for which a closed end's last words are kept for sending.
+        protection: of TCP endpoints.
 
     Raises:
         QueueError: `start` is empty or holds "#".
@@ -176,6 +191,7 @@ class ZmqTransport:
         reconnect: float = 0.05,
         bind: float = 1.0,
         linger: float = 0.2,
+        protection: Protection = UNPROTECTED,
     ) -> None:
         make_id(start, 0)  # refuses what can not be a start
         self.endpoints = dict(endpoints)
@@ -187,13 +203,23 @@ class ZmqTransport:
         self._reconnect = reconnect
         self._bind = bind
         self._linger = linger
+        self._curve = protection.curve
+        self._insecure = protection.insecure
+        self._machines = protection.machines
         self._scope = Scope()
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
         self._clock = self._own_clock or asyncio.get_running_loop().time
+        self._refusals = Refusals(self._clock)
+        self._questions = None if self._curve is None else self._answering(self._curve)
         await self._scope.__aenter__()
         return self
+
+    @property
+    def refused(self) -> int:
+        """Connections that were refused, to this service's ends or by those of others."""
+        return self._refusals.total
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -201,6 +227,8 @@ class ZmqTransport:
         try:
             return await self._scope.__aexit__(exc_type, exc, traceback)
         finally:
+            if self._questions is not None:
+                self._questions.close()
             with anyio.CancelScope(shield=True):  # bounded by linger
                 await anyio.to_thread.run_sync(self._context.destroy)
 
@@ -216,13 +244,13 @@ class ZmqTransport:
         Raises:
             QueueError: no endpoint of that name, or none that can be connected to.
         """
-        link = self._connected(name)
+        link, close = self._connected(name)
         index = self._scope.index(name)
 
         def release() -> None:
             self._scope.release_index(name, index)
             self._scope.remove(end)
-            link.close()
+            close()
 
         end = SendingEnd(
             make_id(self.start, self._opened(), index),
@@ -248,8 +276,7 @@ class ZmqTransport:
 
         def release() -> None:
             self._scope.remove(end)
-            link.close()
-            free()
+            close()
 
         end = ReceivingEnd(
             make_id(self.start, self._opened()),
@@ -263,7 +290,7 @@ class ZmqTransport:
             poll=lambda: link.poll(),
             release=release,
         )
-        link, free = await self._listening(name)
+        link, close = await self._listening(name)
         link.open(
             lambda frames, route: end.received(framing.from_sender(frames), route), end.settle, malformed=end.discard
         )
@@ -278,12 +305,11 @@ class ZmqTransport:
         Raises:
             QueueError: no endpoint named "board:" and the service, somebody else listens there, or nobody can.
         """
-        link, free = await self._listening(f"board:{service}")
+        link, close = await self._listening(f"board:{service}", _MOST_ASKED)
 
         def release() -> None:
             self._scope.remove(end)
-            link.close()
-            free()
+            close()
 
         end = BoardEnd(
             make_id(self.start, self._opened()),
@@ -304,11 +330,11 @@ class ZmqTransport:
         Raises:
             QueueError: no endpoint named "board:" and the service, or none that can be connected to.
         """
-        link = self._connected(f"board:{service}")
+        link, close = self._connected(f"board:{service}")
 
         def release() -> None:
             self._scope.remove(end)
-            link.close()
+            close()
 
         end = SubscriptionEnd(
             self._timing,
@@ -338,39 +364,127 @@ class ZmqTransport:
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.total)
-        if not endpoint.startswith("ipc:"):  # a host may vanish without closing
+        if ipc_path(endpoint) is None:  # a host may vanish without closing
+            socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
         return socket
 
-    def _connected(self, name: str) -> Link:
+    def _connected(self, name: str) -> tuple[Link, Callable[[], None]]:
+        """A link to who listens there, and what ends it."""
         endpoint = self._endpoint(name)
         socket = self._socket(zmq.DEALER, endpoint)
         socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
+        watched = _nothing
+        if self._curve is not None and ipc_path(endpoint) is None:
+            _show(socket, self._curve)
+            socket.curve_serverkey = self._curve.servers[name].encode()
+            watched = self._watch(socket, name, lambda event, _: self._answered(event, name, endpoint))
         try:
-            socket.connect(endpoint)
+            socket.connect(_from(endpoint, self._machines))
         except zmq.ZMQError as error:
+            watched()
             socket.close()
             raise unavailable(endpoint, error.errno, error) from error
-        return Link(socket, name, self._scope.fail)
+        link = Link(socket, name, self._scope.fail)
 
-    async def _listening(self, name: str) -> tuple[Link, Callable[[], None]]:
-        """A link whose address is ours, and what gives the address back."""
+        def close() -> None:
+            watched()
+            link.close()
+
+        return link, close
+
+    async def _listening(self, name: str, most: int | None = None) -> tuple[Link, Callable[[], None]]:
+        """A link whose address is ours, and what ends it and gives the address back."""
         endpoint = self._endpoint(name)
+        if is_open(endpoint) and self._curve is None and not self._insecure:
+            raise QueueError(
+                f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
+                "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
+            )
         socket = self._socket(zmq.ROUTER, endpoint)
+        if most is not None:
+            socket.setsockopt(zmq.MAXMSGSIZE, most)
         deadline = anyio.current_time() + self._bind
+        watched = self._guarded(socket, name, endpoint)
         while True:
             try:
                 free = _bind(socket, endpoint)
-                return Link(socket, name, self._scope.fail), free
+                break
             except QueueError:
                 if anyio.current_time() >= deadline:
+                    watched()
                     socket.close()
                     raise
             except BaseException:
+                watched()
                 socket.close()
                 raise
             await anyio.sleep(0.02)
+        link = Link(socket, name, self._scope.fail)
+
+        def close() -> None:
+            watched()
+            link.close()
+            free()
+
+        return link, close
+
+    # ------------------------------------------------------------ keys
+
+    def _guarded(self, socket: zmq.Socket[bytes], name: str, endpoint: str) -> Callable[[], None]:
+        """Has a socket that will listen refuse strangers; returns what ends the watch over it."""
+        if ipc_path(endpoint) is not None:
+            return _nothing
+        for machine in self._machines:
+            socket.setsockopt(zmq.TCP_ACCEPT_FILTER, machine.encode())
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        if self._curve is None:
+            return _nothing
+        _show(socket, self._curve)
+        socket.curve_server = True
+        socket.zap_domain = name.encode()
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody is let in
+        handshakes = Handshakes(lambda peer, cause: self._refusals.count(name, peer, cause), _peer, self._clock)
+        return self._watch(socket, name, handshakes.saw)
+
+    def _answering(self, curve: Curve) -> Link:
+        """Answers what this context's sockets ask about clients."""
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind("inproc://zeromq.zap.01")
+        guard = Guard(curve.clients, self._refusals, zmq.utils.z85.encode)
+        link = Link(socket, "keys", self._scope.fail)
+        link.open(lambda frames, route: link.send(guard.answer(frames), route), _nothing)
+        return link
+
+    def _answered(self, event: str, name: str, endpoint: str) -> None:
+        """What came of our knocking. A service that is not let in can not work, and ZeroMQ does not try again."""
+        if event in REFUSED:
+            raise _no_entrance(name)
+        if event == "HANDSHAKE_FAILED_NO_DETAIL":  # it is going down, or expects another key: ZeroMQ tries again
+            self._refusals.count(name, endpoint, "it hung up on us: it is on its way out, or has other keys than ours")
+
+    def _watch(self, socket: zmq.Socket[bytes], name: str, saw: Callable[[str, int], None]) -> Callable[[], None]:
+        """Hands over the events of a socket; returns what ends that."""
+        link = Link(socket.get_monitor_socket(), name, self._scope.fail)
+
+        def received(frames: Sequence[Buffer], _route: bytes) -> None:
+            event = zmq.utils.monitor.parse_monitor_message([bytes(frame) for frame in frames])
+            saw(zmq.Event(event["event"]).name or "", event["value"])
+
+        def close() -> None:
+            socket.disable_monitor()
+            link.close()
+
+        link.open(received, _nothing)
+        return close
+
+
+def new_curve_pair() -> tuple[str, str]:
+    """A new public and secret key, in Z85."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Callable[[], None]:
@@ -384,6 +498,34 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Callable[[], None]:
         return lambda: path.unlink(missing_ok=True)
     except zmq.ZMQError as error:
         raise unavailable(endpoint, error.errno, error) from error
+
+
+def _no_entrance(name: str) -> QueueError:
+    return QueueError(
+        f"got no entrance to {name}: who listens there does not allow our key, or has another one than we expect; "
+        "expected the same keys and allowed.yaml on all machines; copy them anew"
+    )
+
+
+def _show(socket: zmq.Socket[bytes], curve: Curve) -> None:
+    socket.curve_publickey, socket.curve_secretkey = curve.public.encode(), curve.secret.encode()
+
+
+def _from(endpoint: str, machines: Sequence[str]) -> str:
+    """An endpoint to connect to, from the address of this machine."""
+    if not machines or ipc_path(endpoint) is not None:
+        return endpoint
+    own = f"[{machines[0]}]" if ":" in machines[0] else machines[0]
+    return endpoint.replace("tcp://", f"tcp://{own}:0;", 1)
+
+
+def _peer(descriptor: int) -> str:
+    """The address at the other end of a connection, if it still is there."""
+    try:
+        with sockets.socket(fileno=os.dup(descriptor)) as connection:
+            return str(connection.getpeername()[0])
+    except (OSError, IndexError):
+        return "unknown"
 
 
 def _pack(record: Any) -> tuple[framing.Payload, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.settings.hosts import problems
 from pipeline.settings.parameters import Curriculum
 from pipeline.settings.problems import Path, did_you_mean
 
@@ -38,7 +39,8 @@ class Conflicts(ValueError):
 
 def conflicts(settings: Settings) -> tuple[Conflict, ...]:
     """All contradictions in `settings`."""
-    return (*_names(settings), *_mode(settings), *_lockstep(settings), *_sequences(settings), *_lessons(settings))
+    rules = (_names, _mode, _lockstep, _sequences, _lessons, _hosts)
+    return tuple(conflict for rule in rules for conflict in rule(settings))
 
 
 def threaded(settings: Settings) -> dict[str, bool]:
@@ -122,6 +124,27 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
                     text=f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
                     "is rated; measure reward or progress, or write self_play below it",
                 )
+
+
+def _hosts(settings: Settings) -> Iterator[Conflict]:
+    own = settings.pipeline
+    services = [f"stepping-{index}" for index in range(own.stepping_processes)]
+    services += ["assembly", *(f"learning-{name}" for name in settings.behaviors)]
+    for name, text in problems(own.hosts, services):
+        yield Conflict(paths=(("pipeline", "hosts", name, "services"),), text=text)
+    for number, simulator in enumerate(settings.simulators):
+        if simulator.host is not None and simulator.host not in own.hosts:
+            yield Conflict(
+                paths=(("simulators", number, "host"),),
+                text=f"got the host {simulator.host!r}; expected one of {', '.join(own.hosts) or 'none'}; "
+                + (did_you_mean(simulator.host, own.hosts) or "describe it in pipeline.hosts, or leave it out"),
+            )
+    if own.hosts and (own.transport == "ipc" or own.address.startswith("unix:")):
+        yield Conflict(
+            paths=(("pipeline", "transport"), ("pipeline", "address"), ("pipeline", "hosts")),
+            text="got Unix sockets with pipeline.hosts; expected TCP, which other machines can reach; "
+            "leave transport out, and write an address as tcp://0.0.0.0:5005, of which the port counts",
+        )
 
 
 def _spoken(said: Mapping[str, bool]) -> str:

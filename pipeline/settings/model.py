@@ -61,6 +61,15 @@ class Settings(BaseModel):
         return 1 if self.mode == "overlap" else 0
 
     @property
+    def alone(self) -> Settings:
+        """The same on one machine, this one."""
+        if not self.pipeline.hosts:
+            return self
+        simulators = tuple(simulator.model_copy(update={"host": None}) for simulator in self.simulators)
+        pipeline = self.pipeline.model_copy(update={"hosts": {}, "address": "tcp://127.0.0.1:0"})
+        return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
+
+    @property
     def seed(self) -> int:
         """Seed of the run, -1 to draw one at the start."""
         return self.env_settings.seed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeline.coordination.settings import CoordinationSettings
+from pipeline.settings.hosts import HostSettings, check_names
 from pipeline.stepping.settings import SteppingSettings
 
 TransportName = Literal["auto", "ipc", "tcp"]
@@ -102,6 +103,10 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stop_timeout_s: seconds a service has to stop in order.
         export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
             `onnx` is installed.
+        hosts: machines of the run by name, the one where it is started first; none: this one only.
+        port: first of the ports that are used between several machines.
+        host_timeout_s: seconds for which a machine may be away before the run ends.
+        keys: folder that `sparring keys` has made; `$SPARRING_KEYS` wins. What listens beyond loopback needs it.
     """
 
     transport: TransportName = "auto"
@@ -115,3 +120,13 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)
     export: bool = True
+    hosts: dict[str, HostSettings] = Field(default={})
+    port: int = Field(default=5100, ge=1024, le=65_000)
+    host_timeout_s: float = Field(default=600.0, gt=0)
+    keys: str | None = Field(default=None, min_length=1)
+
+    @field_validator("hosts")
+    @classmethod
+    def _named(cls, hosts: dict[str, HostSettings]) -> dict[str, HostSettings]:
+        check_names(hosts)
+        return hosts

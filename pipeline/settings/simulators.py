@@ -27,6 +27,7 @@ class SimulatorSettings(BaseModel):
         areas: copies of the environment in each process; for a `name` only.
         options: further options of the built-in simulator or bridge; for a `name` only.
         seed: of the first process, the next ones count up; None derives it from the run's seed.
+        host: machine of `pipeline.hosts` that they run on; None: the first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -37,6 +38,7 @@ class SimulatorSettings(BaseModel):
     areas: int = Field(default=1, ge=1)
     options: dict[str, Option] = Field(default={}, validate_default=True)
     seed: int | None = Field(default=None, ge=0, lt=2**31)
+    host: str | None = None
 
     @field_validator("name")
     @classmethod

@@ -6,6 +6,7 @@ import shutil
 from typing import Final
 
 from pipeline.errors import SettingsError
+from pipeline.settings.hosts import main
 from pipeline.settings.model import Settings
 from pipeline.settings.parameters import Curriculum
 from pipeline.simulation.unity_build import find_build
@@ -58,13 +59,15 @@ def started_by_hand(settings: Settings) -> list[str]:
 
 def not_here(settings: Settings) -> list[str]:
     """Programs of simulators that this machine does not have, one line for each."""
-    commands = [simulator.command[0] for simulator in settings.simulators if simulator.command is not None]
+    hosts = settings.pipeline.hosts
+    here = [simulator for simulator in settings.launched if simulator.host in (None, main(hosts))]
+    commands = [simulator.command[0] for simulator in here if simulator.command is not None]
     lines = [
         f"simulators: command {program!r}, which is no program here: give its path, or start it by hand"
         for program in dict.fromkeys(commands)
         if shutil.which(program) is None
     ]
-    for one in settings.launched:
+    for one in here:
         if one.name == "unity" and "path" in one.options:
             try:
                 find_build(str(one.options["path"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
+from pipeline.queues.curve import UNPROTECTED, Curve, Protection
 from pipeline.queues.interface import Capacity
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.queues.receiving_end import ReceivingEnd
 from pipeline.queues.scope import Scope
 from pipeline.queues.sending_end import SendingEnd
 from pipeline.queues.wire import Timing, make_id
-from pipeline.queues.zmq import ZmqTransport
+from pipeline.queues.zmq import ZmqTransport, new_curve_pair
 
 QUEUE = "steps"
 BOARD = "stepping-0"
@@ -131,11 +132,22 @@ class LossyTransport:
         return end
 
 
+def _keys(names: Iterable[str]) -> Curve:
+    """One pair for all."""
+    public, secret = new_curve_pair()
+    return Curve(
+        public=public,
+        secret=secret,
+        servers=dict.fromkeys(names, public),
+        clients=dict.fromkeys(names, frozenset({public})),
+    )
+
+
 class World:
     """One place to run in.
 
     Attributes:
-        kind: "memory", "ipc", "tcp" or "lossy".
+        kind: "memory", "ipc", "tcp" (with keys) or "lossy".
         virtual: time is virtual.
         timing: intervals of its transports.
     """
@@ -147,7 +159,9 @@ class World:
         self._hub = MemoryHub()
         self._lossy = LossyHub()
         self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"board:{BOARD}"))}
+        self._protection = UNPROTECTED
         if kind == "tcp":
+            self._protection = Protection(curve=_keys(self._endpoints))
             self._endpoints = {
                 name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2), strict=True)
             }
@@ -159,7 +173,9 @@ class World:
             return MemoryTransport(self._hub, start=start, timing=intervals)
         if self.kind == "lossy":
             return LossyTransport(self._lossy, start, intervals)
-        return ZmqTransport(self._endpoints, start, timing=intervals, reconnect=0.01, bind=0.3)
+        return ZmqTransport(
+            self._endpoints, start, timing=intervals, reconnect=0.01, bind=0.3, protection=self._protection
+        )
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Lets others run until something holds. Real time passes by itself, virtual time must be moved."""

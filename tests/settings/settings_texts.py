@@ -180,6 +180,7 @@ simulators:
     options:
       discrete: true
     seed: 3
+    host: rack
   - command:
       - ./game
       - "{address}"
@@ -215,6 +216,15 @@ pipeline:
   leave_cores_to_learners: false
   stop_timeout_s: 10.0
   export: false
+  hosts:
+    desk:
+      address: 10.0.0.1
+    rack:
+      address: 10.0.0.2
+      services: [stepping, learning-Walker]
+  port: 6100
+  host_timeout_s: 60.0
+  keys: keys
 """
 
 

@@ -37,6 +37,7 @@ def test_the_demo_and_the_bars_have_a_configuration_each() -> None:
     assert {path.stem for path in CONFIGS} == {
         *("balance", "cartpole", "connect-four", "crowd", "goal", "goals-mixed", "minigrid-empty", "minigrid-memory"),
         "balance-curriculum",
+        "two-machines",
         *("rooms", "scramble", "soccer-scripted", "soccer", "spread-groups", "spread", "tag"),
         *("balance-gail", "goal-gail", "key-door-curiosity", "key-door-demonstrations", "key-door-rnd"),
     }

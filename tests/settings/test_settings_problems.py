@@ -222,9 +222,9 @@ def test_a_simulator_is_refused(simulator: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:0", "tcp://[::1]:5005", "tcp://localhost:1", "unix:///tmp/run.sock"]
+    "address", ["tcp://127.0.0.1:0", "tcp://[::1]:5005", "tcp://0.0.0.0:5005", "unix:///tmp/run.sock"]
 )
-def test_an_address_on_this_machine_is_accepted(address: str) -> None:
+def test_an_address_is_accepted(address: str) -> None:
     text = f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}"
     assert loaded(text).settings.pipeline.address == address
 
@@ -232,8 +232,6 @@ def test_an_address_on_this_machine_is_accepted(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("tcp://0.0.0.0:5005", "which other machines can reach; expected a loopback host"),
-        ("tcp://game.example.org:5005", "which other machines can reach"),
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:99999", "expected tcp://HOST:PORT with a port from 0 to 65535"),
         ("tcp://[::1:3", "expected tcp://HOST:PORT"),
