@@ -40,6 +40,7 @@ from pipeline.metrics import Registry
 from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.admission import GONE, LAST_WORD_S, Guest, fault_of
+from pipeline.stepping.door import beyond_light
 from pipeline.stepping.flow import Flow
 from pipeline.stepping.guard import Guard
 from pipeline.stepping.limits import check_behaviors
@@ -277,6 +278,8 @@ class Simulators:
                 if isinstance(message, Step):
                     self._stepper.receive(peer.key, message, now)
                     self._note_statistics(peer, message.statistics)
+                    if not message.sequence:
+                        self._look(peer, message)
                     self._house.arrived()
                 elif not self._react(peer, message, log):
                     return
@@ -292,6 +295,13 @@ class Simulators:
             reader.feed(received)
             if (delay_s := flow.note_bytes(len(received))) > 0:
                 await self._slow_down(peer, delay_s)
+
+    def _look(self, peer: Peer, first: Step) -> None:
+        """Says what of a simulator's first Step may be a mistake, and may be meant."""
+        seats = self._stepper.connections[peer.key].seats
+        for report in first.reports:
+            if got := beyond_light(report, seats[report.behavior].spec):
+                self._say("image_beyond_light", peer, got=got, expected="0 (dark) to 1 (bright), or bytes as uint8")
 
     async def _slow_down(self, peer: Peer, delay_s: float) -> None:
         self._house.registry.add("slowed_down_s", delay_s)
@@ -393,6 +403,8 @@ class Simulators:
         peer.steps += 1
         self._stepper.receive(peer.key, step, said.at)
         self._note_statistics(peer, step.statistics)
+        if not step.sequence:
+            self._look(peer, step)
         self._house.arrived()
 
     def _give_up(self, peer: Peer, fault: Fault) -> None:
