@@ -43,9 +43,9 @@ from pipeline.settings import Overrides, Settings, not_here, read
 from pipeline.settings.parameters import in_lessons
 from pipeline.simulation.compliance_peer import Peer, Stopped
 from pipeline.specs import BehaviorId, BehaviorSpec
+from pipeline.stepping.admission import fault_of
 from pipeline.stepping.door import check_report, check_unique
 from pipeline.stepping.parameters import Parameters
-from pipeline.stepping.simulators import fault_of
 from services.record_actors import Actor, Simulated, Trained
 from services.record_simulator import LoneSimulator, lone_simulator
 

@@ -16,6 +16,7 @@ import anyio
 
 from pipeline.errors import ServiceError, SettingsError
 from pipeline.hosting import Process, ProcessHost
+from pipeline.queues.endpoints import is_open
 from pipeline.settings import Settings
 from services.topology import build
 
@@ -93,6 +94,11 @@ def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
     topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
     plan = next(iter(topology.simulators), None)
     address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
+    if is_open(address):
+        raise SettingsError(
+            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, as "
+            "what is recorded is not encrypted; set pipeline.address to one"
+        )
     listener = _listen(address)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
@@ -100,7 +106,8 @@ def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
         if plan is not None:
             host = ProcessHost(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-"))))
             stack.callback(host.close)
-            process = host.watched(plan.name, plan.command, plan.environment)
+            clear = {"SPARRING_KEYS": "", "SPARRING_NAME": ""}
+            process = host.watched(plan.name, plan.command, {**plan.environment, **clear})
         simulator = LoneSimulator(address, listener, process)
         stack.callback(simulator.close)
         yield simulator

@@ -6,9 +6,9 @@
     unblocked by  stepping
 
 It exits with 0 after a Bye from either side, with 1 and one line on stderr where the link was lost, and
-with 3 for what another start would meet again: bad arguments, or a refusal of what the simulator is (version, specs,
-names of behaviors). Other Faults, as one for silence, may not come again: 1. Its last line on stdout is JSON: the steps
-that it counted itself, for the books.
+with 3 for what another start would meet again: bad arguments, or a refusal of what the simulator is (version,
+credential, specs, names of behaviors). Other Faults, as one for silence, may not come again: 1. Its last line on stdout
+is JSON: the steps that it counted itself, for the books.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.simulation.game import Game, GivesStatistics
 from pipeline.simulation.registry import NAMES, make, parse_options
 from pipeline.specs import BehaviorSpec, SpecError
 
-_REFUSALS: Final = ("version", "specs", "unknown_behavior", "scripts")
+_REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that are about what a simulator is, not about what it did."""
 
 
@@ -84,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="of the first episodes ($SPARRING_SEED)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
     parser.add_argument("--slow", type=float, default=0.0, metavar="MS", help="random delay per step, at most this")
+    parser.add_argument("--keys", metavar="DIR", help="folder of the keys, where the trainer has some ($SPARRING_KEYS)")
+    parser.add_argument("--name", dest="certificate", metavar="NAME", help="certificate to show ($SPARRING_NAME)")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to try to connect (60)")
 
 
@@ -108,8 +110,16 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
         if args.slow:
             game = Slow(game, args.slow / 1000, seed)
-        credential = variables.get("SPARRING_CREDENTIAL", "")
-        result = play(game, address, number=number, seed=seed, credential=credential, connect_timeout_s=args.timeout)
+        result = play(
+            game,
+            address,
+            number=number,
+            seed=seed,
+            credential=variables.get("SPARRING_CREDENTIAL", ""),
+            keys=variables.get("SPARRING_KEYS", "") if args.keys is None else args.keys,
+            certificate=args.certificate or variables.get("SPARRING_NAME", ""),
+            connect_timeout_s=args.timeout,
+        )
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
         return UNUSABLE if _final(error) else FAILED

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import anyio
 import numpy as np
-from anyio.abc import TaskGroup
 
 from pipeline.coordination.opponents import opponents_of
 from pipeline.messages.matches import Assignment
@@ -34,6 +33,9 @@ from pipeline.queues.interface import Board, SendingQueue
 from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
 from pipeline.settings.parameters import in_lessons
 from pipeline.specs import BehaviorId
+from pipeline.stepping.admission import Gate
+from pipeline.stepping.credentials import credentials
+from pipeline.stepping.listening import allow_descriptors
 from pipeline.stepping.parameters import Parameters
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
@@ -60,6 +62,7 @@ class Stepping:
             lockstep=self._lockstep,
             expected=max(1, context.run.simulators.get(context.service, 0)),
             max_agents=settings.pipeline.max_agents,
+            agents_each=settings.pipeline.limits.agents,
             self_play=context.run.self_play,
             ghosts=self.policies.ghosts,
             parameters=Parameters(in_lessons(settings.environment_parameters), context.run.seed),
@@ -336,9 +339,15 @@ async def run(context: Context) -> None:
     coordination = await transport.subscribe("coordination")
     ghosts = await transport.subscribe("ghosts") if context.run.self_play else None
     learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]
-    listener = await context.listen(context.run.addresses[context.service])
+    address = context.run.addresses[context.service]
+    asked = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
+    gate = Gate(asked, stepping.simulators.guard, stepping.simulators.serve)
+    if (available := allow_descriptors(wanted := settings.pipeline.limits.descriptors)) < wanted:
+        remedy = "raise the system's limit (ulimit -n), or lower pipeline.limits.connections"
+        context.log.warning("few_descriptors", got=available, expected=wanted, remedy=remedy)
+    listener = await context.listen(address)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_accept, listener, stepping, tasks)
+        tasks.start_soon(gate.run, listener, tasks)
         tasks.start_soon(follow, coordination, stepping.permits)
         if ghosts is not None:
             tasks.start_soon(follow, ghosts, stepping.ghosts)
@@ -356,8 +365,3 @@ async def run(context: Context) -> None:
         tasks.cancel_scope.cancel()
     stepping.refresh()
     board.publish("metrics", context.numbers())
-
-
-async def _accept(listener: Any, stepping: Stepping, tasks: TaskGroup) -> None:
-    async with listener:
-        await listener.serve(stepping.simulators.serve, tasks)

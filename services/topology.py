@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServiceError
+from pipeline.keys import token
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
 from pipeline.security import keys_folder
@@ -354,6 +355,7 @@ def simulator_plans(
                 "SPARRING_NUMBER": str(number),
                 "SPARRING_SEED": str(own),
                 "SPARRING_LOGS": str(directory / "run_logs"),
+                **shown(settings, address, number),
             }
             plans.append(
                 SimulatorPlan(
@@ -365,6 +367,18 @@ def simulator_plans(
                 )
             )
     return plans
+
+
+def shown(settings: Settings, address: str, number: int) -> dict[str, str]:
+    """Variables that tell a simulator of the run's what to show at an address: its certificate, or the token."""
+    keys, pipeline = keys_folder(settings), settings.pipeline
+    if keys is None or address.startswith("unix:"):
+        return {}
+    if not pipeline.encrypt:
+        return {"SPARRING_KEYS": "", "SPARRING_NAME": "", "SPARRING_CREDENTIAL": token(keys)}
+    name = f"simulator-{number}"
+    certified = pipeline.credentials != "token" and (keys / "tls" / f"{name}.pem").exists()
+    return {"SPARRING_KEYS": str(keys), "SPARRING_NAME": name if certified else ""}
 
 
 def _restarts(settings: Settings) -> Restarts | None:

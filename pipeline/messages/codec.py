@@ -193,6 +193,15 @@ class FrameReader:
         """Bytes held."""
         return len(self._buffer)
 
+    @property
+    def begun(self) -> int:
+        """Bytes of the message that has begun to come, as its prefix claims; 0 where that is not known."""
+        return int(PREFIX.unpack_from(self._buffer)[0]) if len(self._buffer) >= PREFIX.size else 0
+
+    def allow(self, limits: Limits) -> None:
+        """Other limits, for the messages that follow."""
+        self._limits = limits
+
     def feed(self, data: Buffer) -> None:
         """Adds received bytes."""
         self._buffer += data
@@ -342,6 +351,7 @@ def _decoder(cls: Any) -> Decode:
         for field in dataclasses.fields(cls)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
+    hidden = {field.name for field in dataclasses.fields(cls) if not field.repr}
 
     def run(body: Any, arrays: Arrays) -> Any:
         if not isinstance(body, dict):
@@ -354,7 +364,7 @@ def _decoder(cls: Any) -> Decode:
         except KeyError:
             raise _Misfit(_Plain(f"field {name!r:.60}"), f"one of {sorted(parts)}") from None
         except _Misfit as misfit:
-            raise misfit.within(f".{name}") from None
+            raise (misfit.hidden() if name in hidden else misfit).within(f".{name}") from None
         if len(values) < len(parts) and (missing := required - values.keys()):
             raise _Misfit(_Plain(f"nothing for {sorted(missing)}"), "all fields without a default")
         try:
@@ -378,6 +388,10 @@ class _Misfit(Exception):
     def __init__(self, got: Any, expected: str) -> None:
         self._got, self._expected, self._path = got, expected, ""
         super().__init__()
+
+    def hidden(self) -> _Misfit:
+        """Without the value, which may be a secret."""
+        return _Misfit(_Plain("something else"), self._expected)
 
     def within(self, step: str) -> _Misfit:
         self._path = step + self._path

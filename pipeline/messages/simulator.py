@@ -60,7 +60,7 @@ class Hello:
     behaviors: dict[str, BehaviorSpec]
     number: int | None = None
     steps: dict[str, int] = field(default_factory=dict)
-    credential: str = ""
+    credential: str = field(default="", repr=False)
     scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     player: Player | None = None
 

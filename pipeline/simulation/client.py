@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.errors import SettingsError
 from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from pipeline.simulation.answers import Actions
 from pipeline.simulation.connection import Client
+from pipeline.simulation.encrypted import credential_of
 from pipeline.simulation.game import Game, GivesStatistics, Launches, PlaysScripts
 from pipeline.simulation.link import parse_address
 
@@ -42,6 +44,8 @@ def run(
     number: int | None = None,
     seed: int | None = None,
     credential: str = "",
+    keys: str | Path | None = None,
+    certificate: str = "",
     connect_timeout_s: float = 60.0,
     reconnect: bool = True,
     clock: Callable[[], float] = time.monotonic,
@@ -56,33 +60,36 @@ def run(
         number: which of the supervisor's simulators this is; None: $SPARRING_NUMBER, if that is set.
         seed: for the first episodes, where the trainer's first Reset names none; None: $SPARRING_SEED, likewise.
         credential: token where the endpoint asks for one; "": $SPARRING_CREDENTIAL, likewise.
+        keys: folder of the keys, where the endpoint encrypts; None: $SPARRING_KEYS, likewise.
+        certificate: name of that to show; "": $SPARRING_NAME, likewise; without one, the token of the keys.
         connect_timeout_s: how long to try to connect, at the start and after a loss.
         reconnect: False raises where a connection breaks.
         clock: seconds, monotonic.
         sleep: waits between attempts to connect; None: in a way that a signal ends.
 
     Raises:
-        SettingsError: no address, or a variable that is no whole number.
+        SettingsError: no address, a variable that is no whole number, or keys that can not be used.
         LinkLost: no trainer answered in time.
         RemoteProtocolError: the trainer broke the protocol, or says that this side did.
     """
     try:
-        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
         address = os.environ.get("SPARRING_ADDRESS") if address is None else address
         if address is None:
             raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
+        tls, credential = credential_of(address, keys, certificate, credential)
+        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
         hello = Hello(
             version=VERSION,
             name=game.name,
             behaviors=dict(game.behaviors()),
             number=_whole("SPARRING_NUMBER") if number is None else number,
-            credential=credential or os.environ.get("SPARRING_CREDENTIAL", ""),
+            credential=credential,
             scripts={name: tuple(own) for name, own in scripts.items()},
             player=game.player() if isinstance(game, Launches) and _is_here(address) else None,
         )
         seed = _whole("SPARRING_SEED") if seed is None else seed
         client = Client(
-            hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep
+            hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep, tls=tls
         )
         with client, _signals(client):
             client.open()

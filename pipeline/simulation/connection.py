@@ -16,8 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pipeline.errors import LocalProtocolError, RemoteProtocolError
 from pipeline.messages.simulator import (
@@ -37,9 +38,13 @@ from pipeline.messages.simulator import (
 )
 from pipeline.simulation.answers import Actions, actions_of, check_samplers, check_welcome
 from pipeline.simulation.counting import StepCounter
+from pipeline.simulation.encrypted import credential_of
 from pipeline.simulation.link import Link, LinkLost, Stop, Stopped, dial, parse_address
 from pipeline.simulation.parameters import Parameters
 from pipeline.specs import BehaviorSpec
+
+if TYPE_CHECKING:
+    import ssl
 
 FIRST_DELAY_S: Final = 0.05
 LONGEST_DELAY_S: Final = 2.0
@@ -58,6 +63,7 @@ class Client:
         reconnect: False raises `LinkLost` where a connection breaks.
         clock: seconds, monotonic.
         sleep: waits between attempts; None waits in a way that `stop` ends.
+        tls: encrypts TCP; None for none.
 
     Attributes:
         parameters: environment parameters; brought up to date before `begin` and `exchange` return.
@@ -73,7 +79,9 @@ class Client:
         reconnect: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._hello = hello
         self._text = address
         self._address = parse_address(address)
@@ -101,6 +109,8 @@ class Client:
         behaviors: Mapping[str, BehaviorSpec],
         number: int | None = None,
         credential: str = "",
+        keys: str | Path | None = None,
+        certificate: str = "",
         scripts: Mapping[str, Sequence[str]] | None = None,
         connect_timeout_s: float = 60.0,
         reconnect: bool = True,
@@ -112,15 +122,19 @@ class Client:
             name: of the simulator program, for logs.
             behaviors: spec of each behavior id.
             number: which of the supervisor's simulators this is; None where it dials in by itself.
-            credential: token where the endpoint asks for one.
+            credential: token where the endpoint asks for one; "": $SPARRING_CREDENTIAL.
+            keys: folder of the keys, where the endpoint encrypts; None: $SPARRING_KEYS.
+            certificate: name of that to show; "": $SPARRING_NAME; without one, the token of the keys.
             scripts: by behavior name, what the simulator can play any agent with itself.
             connect_timeout_s: how long to try, at the start and after a loss.
             reconnect: False raises where a connection breaks.
 
         Raises:
+            SettingsError: keys that can not be used.
             LinkLost: no trainer answered in time.
             RemoteProtocolError: the trainer refused.
         """
+        tls, credential = credential_of(address, keys, certificate, credential)
         hello = Hello(
             version=VERSION,
             name=name,
@@ -129,7 +143,7 @@ class Client:
             credential=credential,
             scripts={behavior: tuple(own) for behavior, own in (scripts or {}).items()},
         )
-        client = cls(hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect)
+        client = cls(hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, tls=tls)
         try:
             client.open()
         except BaseException:
@@ -270,7 +284,7 @@ class Client:
     def _greet(self, deadline: float) -> None:
         left_s = max(0.001, deadline - self._clock())
         try:
-            connected = dial(self._address, min(left_s, LONGEST_ATTEMPT_S))
+            connected = dial(self._address, min(left_s, LONGEST_ATTEMPT_S), self._tls)
         except OSError as error:
             raise LinkLost(
                 got=f"{type(error).__name__}: {error}", expected="a connection", remedy="start the trainer"

@@ -9,13 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
 from pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
+from pipeline.simulation.encrypted import encrypt, refused, unread, wants_more
+
+if TYPE_CHECKING:
+    import ssl
 
 RECEIVE_BYTES: Final = 2**18
 """Large enough for one act of thousands of agents in one system call."""
@@ -49,14 +53,16 @@ def parse_address(text: str) -> Address:
     raise SettingsError(f"got address {text!r}; expected tcp://HOST:PORT or unix:///PATH; correct the address")
 
 
-def dial(address: Address, timeout_s: float) -> socket.socket:
-    """A connected stream socket.
+def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connected stream socket; over TCP with TLS, where a context for it is given.
 
     Raises:
         OSError: nobody listens there, or nobody answered in time.
+        RemoteProtocolError: whoever answered does not have the trainer's keys.
     """
     if isinstance(address, tuple):
-        return socket.create_connection(address, timeout_s)
+        connected = socket.create_connection(address, timeout_s)
+        return connected if tls is None else encrypt(connected, tls, address[0])
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.settimeout(timeout_s)
@@ -200,7 +206,7 @@ class Link:
     def abort(self) -> None:
         """Breaks the connection off, so that a waiting `receive` returns."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # past TLS, which another thread may be reading
         except OSError:
             return  # it is broken already
 
@@ -245,18 +251,27 @@ class Link:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+        except OSError as error:
+            if wants_more(error):
+                return 0
+            raise
 
     def _fill(self) -> None:
-        ready = self._selector.select(self._timeout_s)
+        ready = self._selector.select(0 if unread(self._socket) else self._timeout_s)
         if self._stop.reason is not None:
             raise Stopped
-        if not ready:
+        if not (ready or unread(self._socket)):
             raise self._lost(f"nothing heard for {self._timeout_s:g} s")
         try:
-            size = self._socket.recv_into(self._space)
+            with self._lock:  # the heartbeat may be writing, and TLS is one state for both directions
+                size = self._socket.recv_into(self._space)
         except BlockingIOError:  # the system promised too much; ask again
             return
         except OSError as error:
+            if wants_more(error):
+                return
+            if (refusal := refused(error)) is not None:
+                raise refusal from error
             raise self._lost(f"{type(error).__name__}: {error}") from error
         if size == 0:
             raise self._lost("the connection closed without Bye")

@@ -113,6 +113,11 @@ class Connection:
     gone: bool = False
     lessons: int = 0
 
+    @property
+    def alive(self) -> int:
+        """Its agents, as of the last frame that was taken over."""
+        return sum(len(seat.roster.slots) for seat in self.seats.values())
+
     def arrive(self, step: Step) -> list[Arrival]:
         """The reports of a Step; one that contradicts the specs or the agents alive is refused.
 

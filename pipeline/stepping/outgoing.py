@@ -14,6 +14,7 @@ from typing import Self
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.tls import TLSAttribute
 
 Sent = Callable[[float, float], None]
 """Called with the time of the frame that a message answers and the seconds it was withheld; 0 for none."""
@@ -25,6 +26,9 @@ class Outgoing:
     Args:
         stream: nobody else writes to it.
         sent: called when the system has taken a message.
+
+    Attributes:
+        waiting_bytes: that the other side has not taken.
     """
 
     def __init__(self, stream: ByteStream, sent: Sent) -> None:
@@ -32,16 +36,25 @@ class Outgoing:
         self._sent = sent
         self._waiting: deque[tuple[bytes, float, float]] = deque()
         self._ready = anyio.Event()
+        self._taken = anyio.Event()
         self._direct = _second_handle(stream)
+        self.waiting_bytes = 0
 
     def put(self, data: bytes, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
-        """Sends a message, or leaves it to `run`; the conversation bounds how many wait. Never waits, never fails."""
+        """Sends a message, or leaves it to `run`; who reads the stream waits for `room`. Never waits, never fails."""
         taken = self._try(data)
         if taken == len(data):
             self._sent(received_at, withheld_s)
             return
         self._waiting.append((data[taken:], received_at, withheld_s))
+        self.waiting_bytes += len(data) - taken
         self._ready.set()
+
+    async def room(self, limit: int) -> None:
+        """Waits until no more than `limit` bytes wait: who asks much and reads no answers is not read either."""
+        while self.waiting_bytes > limit:
+            self._taken = anyio.Event()
+            await self._taken.wait()
 
     async def run(self) -> None:
         """Writes what had to wait, until cancelled.
@@ -59,6 +72,8 @@ class Outgoing:
         while self._waiting:
             data, received_at, withheld_s = self._waiting.popleft()
             await self._stream.send(data)
+            self.waiting_bytes -= len(data)
+            self._taken.set()
             self._sent(received_at, withheld_s)
 
     def __enter__(self) -> Self:
@@ -87,7 +102,9 @@ class Outgoing:
 
 
 def _second_handle(stream: ByteStream) -> socket.socket | None:
-    """The stream's socket, to write to beside the event loop; None where there is none."""
+    """The stream's socket, to write to beside the event loop; None where there is none, or what it carries is TLS."""
+    if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
+        return None
     raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 (of a stream)
     if raw is None or os.name != "posix":
         return None

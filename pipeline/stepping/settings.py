@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pipeline.queues.endpoints import is_open
+from pipeline.stepping.limits import LimitSettings
+
+Accepted = Literal["certificate", "token", "either"]
 
 GATHERED_STEPS: Final = 4096
 """Steps that are sent to assembly at once."""
@@ -25,7 +30,10 @@ class SteppingSettings(BaseModel):
         stepping_processes: how many processes share the simulators.
         max_agents: most agents alive at once in one stepping process.
         heartbeat_s: a silent simulator sends a ping after this many seconds.
-        simulator_timeout_s: silence, in seconds, after which a simulator is given up.
+        simulator_timeout_s: silence, in seconds, after which a simulator is given up; a message is to come whole in it.
+        credentials: what simulators show where `keys` is set: a certificate, the token, or either of them.
+        encrypt: TLS on TCP where `keys` is set. Without it, simulators on loopback show the token in the clear.
+        limits: what one simulator may ask for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -35,12 +43,24 @@ class SteppingSettings(BaseModel):
     max_agents: int = Field(default=65_536, ge=1)
     heartbeat_s: float = Field(default=5.0, gt=0)
     simulator_timeout_s: float = Field(default=60.0, gt=0)
+    credentials: Accepted = "either"
+    encrypt: bool = True
+    limits: LimitSettings = LimitSettings()
 
     @field_validator("address")
     @classmethod
     def _well_formed(cls, address: str) -> str:
         _split(address)
         return address
+
+    @model_validator(mode="after")
+    def _token_stays_here(self) -> SteppingSettings:
+        if not self.encrypt and (self.credentials == "certificate" or is_open(self.address)):
+            raise ValueError(
+                f"got encrypt: false with address {self.address!r} and credentials {self.credentials!r}; "
+                "expected a token on loopback, which is all that may be shown in the clear; leave encrypt out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heartbeat_in_time(self) -> SteppingSettings:

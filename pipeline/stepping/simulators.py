@@ -7,16 +7,17 @@ launched, and asks this process to speak with, there is a line beside the socket
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
-from pipeline.errors import CodecError, Explained, LimitExceeded, ProtocolError, RemoteProtocolError, SettingsError
-from pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
+from pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
+from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.conversation import Conversation
 from pipeline.messages.simulator import (
     VERSION,
@@ -38,12 +39,22 @@ from pipeline.messages.simulator import (
 from pipeline.metrics import Registry
 from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from pipeline.stepping.admission import GONE, LAST_WORD_S, Guest, fault_of
+from pipeline.stepping.door import beyond_light
+from pipeline.stepping.flow import Flow
+from pipeline.stepping.guard import Guard
+from pipeline.stepping.limits import check_behaviors
 from pipeline.stepping.outgoing import Outgoing
 from pipeline.stepping.players import Event, Line, Said
+from pipeline.stepping.refusals import clip
 from pipeline.stepping.settings import SteppingSettings
 from pipeline.stepping.stepper import Stepper
 
-_RECEIVE = 256 * 1024
+_RECEIVE: Final = 256 * 1024
+_OWN_NUMBERS: Final = 2**20
+"""From here on, the numbers of simulators that come without one."""
+_LINES: Final = 50
+"""Of one kind about simulators of one machine and certificate, in one interval of the log."""
 
 
 @dataclass(eq=False)
@@ -54,8 +65,10 @@ class Peer:
         key: of the connection.
         stream: its socket.
         outgoing: writes to it.
+        guest: how it came in.
+        flow: how fast it is read.
         name: what it calls itself.
-        heard_at: when it last said something.
+        heard_at: when it last said something; infinite while it is not read, which is our doing.
         counted: steps it says it has reported, by behavior name, when it connected.
         scripts: by behavior name, what it can play agents with itself.
         replaced: the same simulator has connected anew.
@@ -68,7 +81,8 @@ class Peer:
     key: int
     stream: ByteStream
     outgoing: Outgoing
-    conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
+    guest: Guest
+    flow: Flow
     name: str = "?"
     number: int | None = None
     heard_at: float = 0.0
@@ -80,6 +94,16 @@ class Peer:
     unset: bool = False
     fault: Fault | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    @property
+    def conversation(self) -> Conversation:
+        """Who may say what now."""
+        return self.guest.conversation
+
+    @property
+    def reader(self) -> FrameReader:
+        """What it has sent."""
+        return self.guest.reader
 
     def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
         """Sends a message, which may answer a frame that came at a time and was withheld for some seconds."""
@@ -132,10 +156,14 @@ class Simulators:
     Args:
         stepper: that acts for them.
         house: what their conversations share.
+
+    Attributes:
+        guard: what they are held to.
     """
 
     def __init__(self, stepper: Stepper, house: House) -> None:
         self.stopping = False
+        self.guard = Guard(house.settings.limits, house.registry, house.log, house.clock)
         self._stepper = stepper
         self._house = house
         self._peers: dict[int, Peer] = {}
@@ -180,10 +208,11 @@ class Simulators:
         if self._peers:
             await self._deserted.wait()
 
-    async def serve(self, stream: ByteStream) -> None:
-        """Speaks with one simulator until its end."""
+    async def serve(self, stream: ByteStream, guest: Guest | None = None) -> None:
+        """Speaks with one simulator until its end; None for a guest that is not known yet, from this machine."""
         self._keys += 1
-        peer = Peer(self._keys, stream, Outgoing(stream, self._note_sent), heard_at=self._house.clock())
+        outgoing = Outgoing(stream, self._note_sent)
+        peer = Peer(self._keys, stream, outgoing, guest or Guest(), self.guard.flow(), heard_at=self._house.clock())
         log = self._house.log.bind(connection=peer.key)
         self._peers[peer.key] = peer
         try:
@@ -196,14 +225,14 @@ class Simulators:
                     self._note_fault(peer, peer.fault)
                     await _part(peer, peer.fault)
                 elif peer.scope.cancelled_caught:
-                    log.warning(
-                        "simulator_silent", simulator=peer.name, limit_s=self._house.settings.simulator_timeout_s
-                    )
-                    await _part(peer, _silence(self._house.settings.simulator_timeout_s))
-        except* (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError, OSError) as failure:
+                    limit_s = self._house.settings.simulator_timeout_s
+                    self._say("simulator_silent", peer, limit_s=limit_s)
+                    await _part(peer, _silence(limit_s))
+        except* GONE as failure:
             if not self.stopping:
-                log.warning("simulator_lost", simulator=peer.name, cause=repr(failure.exceptions[0]))
+                self._say("simulator_lost", peer, cause=repr(failure.exceptions[0]))
         finally:
+            peer.flow.close()
             if peer.line is not None:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(peer.line.close)
@@ -214,6 +243,11 @@ class Simulators:
                 self._stepper.disconnect(peer.key)
                 self._house.registry.add("simulators.lost")
                 self._house.arrived()
+
+    def _say(self, event: str, peer: Peer, kind: str = "", *, level: str = "warning", **facts: Any) -> None:
+        """Logs what a simulator did: the first times in an interval, so that none can fill the log."""
+        facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
+        self.guard.refusals.say(event, peer.guest.peer, kind, most=_LINES, level=level, **facts)
 
     async def _converse(self, peer: Peer, log: Any) -> None:
         fault = None
@@ -230,51 +264,66 @@ class Simulators:
 
     def _note_fault(self, peer: Peer, fault: Fault) -> None:
         self._house.registry.add("faults")
-        self._house.log.warning(
-            "simulator_fault",
-            connection=peer.key,
-            simulator=peer.name,
-            code=fault.code,
-            got=fault.got,
-            expected=fault.expected,
-        )
+        self._house.registry.add(f"faults.{fault.code}")
+        self._say("simulator_fault", peer, fault.code, got=fault.got, expected=fault.expected)
 
     async def _read(self, peer: Peer, log: Any) -> None:
-        reader = FrameReader(SIMULATORS)
+        reader, flow = peer.reader, peer.flow
+        if peer.guest.hello is not None:
+            self._react(peer, peer.guest.hello, log)
         while True:
-            received = await peer.stream.receive(_RECEIVE)
-            self._house.registry.add("received_bytes", len(received))
-            reader.feed(received)
-            peer.heard_at = now = self._house.clock()
             while (message := reader.next()) is not None:
+                peer.heard_at = now = self._house.clock()
                 peer.conversation.received(message)
                 if isinstance(message, Step):
                     self._stepper.receive(peer.key, message, now)
-                    self._note_statistics(message.statistics)
+                    self._note_statistics(peer, message.statistics)
+                    if not message.sequence:
+                        self._look(peer, message)
                     self._house.arrived()
                 elif not self._react(peer, message, log):
                     return
+                if (delay_s := flow.note_message(message)) > 0:
+                    await self._slow_down(peer, delay_s)
+            await peer.outgoing.room(self.guard.limits.sending_bytes)
+            if flow.needs_room(reader):
+                peer.heard_at = math.inf
+                await flow.make_room(reader)
+                peer.heard_at = self._house.clock()
+            received = await peer.stream.receive(_RECEIVE)
+            self._house.registry.add("received_bytes", len(received))
+            reader.feed(received)
+            if (delay_s := flow.note_bytes(len(received))) > 0:
+                await self._slow_down(peer, delay_s)
+
+    def _look(self, peer: Peer, first: Step) -> None:
+        """Says what of a simulator's first Step may be a mistake, and may be meant."""
+        seats = self._stepper.connections[peer.key].seats
+        for report in first.reports:
+            if got := beyond_light(report, seats[report.behavior].spec):
+                self._say("image_beyond_light", peer, got=got, expected="0 (dark) to 1 (bright), or bytes as uint8")
+
+    async def _slow_down(self, peer: Peer, delay_s: float) -> None:
+        self._house.registry.add("slowed_down_s", delay_s)
+        self._say("simulator_slowed_down", peer, cause="it sends more than pipeline.limits allows")
+        peer.heard_at = math.inf
+        await anyio.sleep(delay_s)
+        peer.heard_at = self._house.clock()
 
     def _react(self, peer: Peer, message: Any, log: Any) -> bool:
         """Answers what is not a Step; returns whether the conversation goes on."""
         if isinstance(message, Hello):
             self._greet(peer, message)
-            log.info(
-                "simulator_connected", simulator=peer.name, number=peer.number, behaviors=sorted(message.behaviors)
-            )
+            self._say("simulator_connected", peer, level="info", behaviors=sorted(message.behaviors))
         elif isinstance(message, Behaviors):
-            self._check_known(message.behaviors, peer.scripts)
-            self._stepper.add_behaviors(peer.key, message.behaviors)
-            self._house.known()
+            self._add_behaviors(peer, message.behaviors)
         elif isinstance(message, Ping):
             peer.say(Pong(number=message.number))
         elif isinstance(message, Bye):
             self._compare(peer, message.steps, log)
             return False
         elif isinstance(message, Fault):
-            log.warning(
-                "simulator_gave_up", simulator=peer.name, code=message.code, got=message.got, remedy=message.remedy
-            )
+            self._say("simulator_gave_up", peer, code=message.code, got=message.got, remedy=message.remedy)
             return False
         return True
 
@@ -286,18 +335,20 @@ class Simulators:
                 expected=str(VERSION),
                 remedy="use a client of the same version as the trainer",
             )
+        check_behaviors(hello.behaviors, 0, self.guard.limits)
         self._check_known(hello.behaviors, hello.scripts)
-        peer.name, peer.counted, peer.scripts = hello.name, dict(hello.steps), hello.scripts
+        peer.name, peer.counted, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that dialled in by itself comes after the supervisor's.
-        number = hello.number if hello.number is not None else 2**20 + peer.key
-        self._check_number(number)
+        number = hello.number if hello.number is not None else _OWN_NUMBERS + peer.key
+        self._check_number(peer, hello.number, number)
         former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors, hello.scripts) or 0)
         if former is not None:
             former.replaced = True
             former.scope.cancel()
         peer.number = number
         heartbeat_s, timeout_s = self._house.settings.heartbeat_s, self._house.settings.simulator_timeout_s
-        if hello.player is not None and hello.player.protocol == "unity":
+        # Of a simulator on another machine nothing is listened for here: it speaks with its player itself.
+        if hello.player is not None and hello.player.protocol == "unity" and peer.guest.near:
             peer.line = self._connect_line(peer, hello.player)
             port = peer.line.port
             peer.say(
@@ -343,9 +394,7 @@ class Simulators:
     def _frame(self, peer: Peer, said: Said) -> None:
         """What a player said stands for Behaviors and a Step."""
         if said.behaviors:
-            self._check_known(said.behaviors, peer.scripts)
-            self._stepper.add_behaviors(peer.key, said.behaviors)
-            self._house.known()
+            self._add_behaviors(peer, said.behaviors)
         if not said.reports:
             peer.unset = True
             self.begin()
@@ -353,7 +402,9 @@ class Simulators:
         step = Step(sequence=peer.steps, reports=said.reports, statistics=said.statistics)
         peer.steps += 1
         self._stepper.receive(peer.key, step, said.at)
-        self._note_statistics(step.statistics)
+        self._note_statistics(peer, step.statistics)
+        if not step.sequence:
+            self._look(peer, step)
         self._house.arrived()
 
     def _give_up(self, peer: Peer, fault: Fault) -> None:
@@ -362,10 +413,24 @@ class Simulators:
 
     # ---------------------------------------------------------------- what simulators may say
 
-    def _check_number(self, number: int) -> None:
+    def _add_behaviors(self, peer: Peer, behaviors: Mapping[str, BehaviorSpec]) -> None:
+        check_behaviors(behaviors, len(self._stepper.connections[peer.key].seats), self.guard.limits)
+        self._check_known(behaviors, peer.scripts)
+        self._stepper.add_behaviors(peer.key, behaviors)
+        self._house.known()
+
+    def _check_number(self, peer: Peer, told: int | None, number: int) -> None:
         """Refuses a second simulator of one number, unless it may be the first one, back from a broken link."""
+        if told is not None and not 0 <= told < _OWN_NUMBERS:
+            raise RemoteProtocolError(
+                "number",
+                got=f"simulator number {told}",
+                expected=f"0 to {_OWN_NUMBERS - 1}",
+                remedy="leave the number out, or use $SPARRING_NUMBER",
+            )
         for other in self._peers.values():
-            if other.number == number and self._house.clock() - other.heard_at < self._house.settings.heartbeat_s:
+            alive = self._house.clock() - other.heard_at < self._house.settings.heartbeat_s
+            if other.number == number and (alive or other.guest.identity != peer.guest.identity):
                 raise RemoteProtocolError(
                     "number",
                     got=f"simulator number {number} twice",
@@ -426,26 +491,17 @@ class Simulators:
                 elif peer.line is not None and (fault := peer.line.overdue(now)) is not None:
                     self._heard(peer, fault)
 
-    def _note_statistics(self, statistics: tuple[Statistic, ...]) -> None:
+    def _note_statistics(self, peer: Peer, statistics: tuple[Statistic, ...]) -> None:
         registry = self._house.registry
         for statistic in statistics:
+            if not self.guard.takes_statistic(statistic.name, peer.guest.peer):
+                continue
             if statistic.aggregation == "sum":
                 registry.add(f"simulator.{statistic.name}", statistic.value)
             elif statistic.aggregation == "most_recent":
                 registry.gauge(f"simulator.{statistic.name}", statistic.value)
             else:
                 registry.observe_moments(f"simulator.{statistic.name}", [statistic.value])
-
-
-def fault_of(error: Explained) -> Fault:
-    """What the simulator is told about its mistake."""
-    if isinstance(error, ProtocolError):
-        code = error.code
-    elif isinstance(error, LimitExceeded):
-        code = "too_large"
-    else:
-        code = "specs" if isinstance(error, SpecError) else "malformed"
-    return Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
 
 
 def _silence(limit_s: float) -> Fault:
@@ -462,5 +518,5 @@ async def _part(peer: Peer, fault: Fault) -> None:
     if peer.conversation.state == "closed":
         return
     peer.say(fault)
-    with anyio.move_on_after(1.0, shield=True):
+    with anyio.move_on_after(LAST_WORD_S, shield=True):
         await peer.outgoing.drain()

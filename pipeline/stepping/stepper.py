@@ -24,6 +24,7 @@ from pipeline.specs import BehaviorId, BehaviorSpec
 from pipeline.stepping.agents import Roster, Slots, SlotTable
 from pipeline.stepping.behaviors import Behavior, Policy, answer, check_room, choose, enroll, scripts_of, standing
 from pipeline.stepping.connections import Arrival, Connection, Frame, settle
+from pipeline.stepping.limits import check_agents
 from pipeline.stepping.matches import Matches
 from pipeline.stepping.parameters import Parameters
 from pipeline.stepping.steps import Tick, Told, join_columns
@@ -61,6 +62,7 @@ class Stepper:
         lockstep: act in rounds.
         expected: simulators that the first round waits for, in lockstep.
         max_agents: most agents of one behavior.
+        agents_each: most agents of one simulator.
         parameters: environment parameters; None for none.
     """
 
@@ -71,6 +73,7 @@ class Stepper:
         lockstep: bool = False,
         expected: int = 1,
         max_agents: int = 65536,
+        agents_each: int = 65536,
         self_play: Iterable[str] = (),
         ghosts: Mapping[tuple[str, int], Policy] | None = None,
         parameters: Parameters | None = None,
@@ -85,6 +88,7 @@ class Stepper:
         self._lockstep = lockstep
         self._expected = expected
         self._max_agents = max_agents
+        self._agents_each = agents_each
         self._number = 0
         self._ticks: dict[str, Tick] = {}  # of this wake-up
         self._told = Told()
@@ -168,6 +172,8 @@ class Stepper:
         for arrival in arrivals:
             if arrival.unknown:
                 new[arrival.seat.id.name] = new.get(arrival.seat.id.name, 0) + arrival.unknown
+        if new:
+            check_agents(connection.alive, sum(new.values()), self._agents_each)
         for name, n in new.items():
             check_room(name, self.behaviors[name], n, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)

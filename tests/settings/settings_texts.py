@@ -193,6 +193,25 @@ pipeline:
   max_agents: 1000
   heartbeat_s: 2.0
   simulator_timeout_s: 20.0
+  credentials: token
+  encrypt: false
+  limits:
+    connections: 100
+    connections_per_host: 50
+    handshakes: 20
+    handshake_timeout_s: 5.0
+    message_bytes: 1000000
+    arrays: 100
+    steps_per_s: 1000.0
+    asides_per_s: 10.0
+    bytes_per_s: 1000000.0
+    receiving_bytes: 1000000
+    sending_bytes: 100000
+    agents: 1000
+    behaviors: 4
+    observation_bytes: 10000
+    actions: 100
+    statistics: 10
   transport: tcp
   recovery_interval: 15.0
   capacities:
