@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 import struct
 import types
 import typing
@@ -38,6 +39,8 @@ Decode = Callable[[Any, Arrays], Any]
 
 PREFIX: Final = struct.Struct("<II")
 _INT: Final = {int}
+_SHORT: Final = 1024
+"""Bytes of a header whose lists can not claim much even where each holds the next."""
 _DTYPES: Final = {text: np.dtype(text) for text in ("<f4", "|u1", "|b1", "<i4", "<i8")}
 
 
@@ -232,6 +235,8 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
     if len(header) > limits.header:
         raise _too_much("bytes in a header", len(header), limits.header)
     try:
+        if len(header) > _SHORT:
+            _check_whole(header)
         opened = msgpack.unpackb(
             header,
             max_str_len=limits.items,
@@ -247,7 +252,7 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
             remedy="check the length prefix and the encoder",
         ) from error
     if not isinstance(opened, dict) or opened.keys() != {"type", "body", "arrays"}:
-        found = sorted(map(str, opened)) if isinstance(opened, dict) else type(opened).__name__
+        found = _shown(list(opened)) if isinstance(opened, dict) else type(opened).__name__
         raise CodecError(
             got=f"a header of {found}", expected="a map of type, body and arrays", remedy="see docs/protocol.md"
         )
@@ -259,6 +264,16 @@ def _open(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
     if len(described) > limits.arrays:
         raise _too_much("arrays", len(described), limits.arrays)
     return opened, described
+
+
+def _check_whole(header: Buffer) -> None:
+    """Refuses a header whose lists and maps claim more entries than it holds, before any is made.
+
+    A list is made with room for all that it claims. Lists inside each other could claim a thousand times the header.
+    """
+    walker = msgpack.Unpacker(read_size=len(header), max_buffer_size=len(header))
+    walker.feed(header)
+    walker.skip()
 
 
 class _Layout(NamedTuple):
@@ -275,10 +290,10 @@ class _Layout(NamedTuple):
 def _described(claim: Any, limits: Limits) -> _Layout:
     """Checks one [dtype, shape]."""
     if not (isinstance(claim, list) and len(claim) == 2 and isinstance(claim[0], str) and isinstance(claim[1], list)):
-        raise CodecError(got=f"array {claim!r:.80}", expected="[dtype, shape]", remedy="see docs/protocol.md")
+        raise CodecError(got=f"array {_shown(claim)}", expected="[dtype, shape]", remedy="see docs/protocol.md")
     text, shape = claim
     if not {*map(type, shape)} <= _INT:
-        raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
+        raise CodecError(got=f"shape {_shown(shape)}", expected="whole numbers from 0", remedy="correct the shape")
     return _layout(text, tuple(shape), limits)
 
 
@@ -294,10 +309,10 @@ def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _Layout:
         raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
     if max(shape, default=0) > limits.total:
         raise _too_much("entries in a dimension", max(shape), limits.total)
-    size = math.prod(shape) * dtype.itemsize
-    if size > limits.total:
-        raise _too_much("bytes in an array", size, limits.total)
-    return _Layout(dtype, shape, size)
+    full = math.prod(length or 1 for length in shape) * dtype.itemsize
+    if full > limits.total:  # an empty one too: numpy refuses strides of more than 63 bits
+        raise _too_much("bytes in an array", full, limits.total)
+    return _Layout(dtype, shape, full if all(shape) else 0)
 
 
 def _view(source: Buffer, at: int, layout: _Layout) -> np.ndarray[Any, Any]:
@@ -317,11 +332,20 @@ def _too_much(what: str, got: int, limit: int) -> LimitExceeded:
     )
 
 
+_repr = reprlib.Repr()
+_repr.maxstring, _repr.maxother, _repr.maxlist, _repr.maxdict = 60, 200, 8, 8
+
+
+def _shown(value: Any) -> str:
+    """A received value for a message: short, and never looked into so deeply that Python gives up."""
+    return f"{value:.400}" if isinstance(value, _Plain) else _repr.repr(value)
+
+
 def _record(header: dict[str, Any], arrays: Arrays) -> Any:
     tag = header["type"]
     cls = TAGS.get(tag) if isinstance(tag, str) else None
     if cls is None:
-        raise CodecError(got=f"type {tag!r:.60}", expected=f"one of {sorted(TAGS)}", remedy="speak the same version")
+        raise CodecError(got=f"type {_shown(tag)}", expected=f"one of {sorted(TAGS)}", remedy="speak the same version")
     try:
         return _decoder(typing.cast("Any", cls))(header["body"], arrays)
     except _Misfit as misfit:
@@ -399,7 +423,7 @@ class _Misfit(Exception):
 
     def as_error(self, tag: str) -> CodecError:
         where = f"{tag}{self._path}"
-        return CodecError(got=f"{self._got!r:.200} in {where}", expected=self._expected, remedy="correct the field")
+        return CodecError(got=f"{_shown(self._got)} in {where}", expected=self._expected, remedy="correct the field")
 
 
 @cache

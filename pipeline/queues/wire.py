@@ -39,7 +39,7 @@ class Timing:
 
 
 DEFAULT_TIMING: Final = Timing()
-_NUMBER: Final = re.compile("[0-9]+$")
+_NUMBER: Final = re.compile("(?<![0-9])[0-9]+$")  # tried once for each run of digits, however long
 
 
 class EndId(NamedTuple):

@@ -1,0 +1,221 @@
+"""Damaged messages: a record or a typed error, whatever happens to the bytes, and memory within what was declared."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline.messages.service  # noqa: F401  registers its records
+from pipeline.errors import CodecError, LimitExceeded
+from pipeline.messages.codec import (
+    PREFIX,
+    SERVICES,
+    SIMULATORS,
+    FrameReader,
+    Limits,
+    decode,
+    encode,
+    from_bytes,
+    to_bytes,
+)
+from pipeline.messages.schema import TAGS, tag_of
+from pipeline.queues.wire import parse_id
+from scripts.fuzzing.examples import example
+
+SMALL = Limits(total=2048, header=1024, arrays=8, ndim=3, items=64)
+PER_BYTE = 100
+"""Most bytes of Python objects that a byte of a header becomes: an empty map and its place in a list."""
+BESIDE = 64 * 2**10
+"""Of the reader itself, and of the error and its traceback."""
+
+RECORDS = [example(cls, Random(number)) for number, (_, cls) in enumerate(sorted(TAGS.items()))]
+
+Damage = Callable[[bytearray], bytearray]
+
+
+def flipped(at: float, bit: int) -> Damage:
+    def damage(data: bytearray) -> bytearray:
+        if data:
+            data[int(at * (len(data) - 1))] ^= 1 << bit
+        return data
+
+    return damage
+
+
+def spliced(at: float, removed: int, inserted: bytes) -> Damage:
+    def damage(data: bytearray) -> bytearray:
+        start = int(at * len(data))
+        data[start : start + removed] = inserted
+        return data
+
+    return damage
+
+
+def cut(at: float) -> Damage:
+    return lambda data: data[: int(at * len(data))]
+
+
+PLACES = st.floats(0, 1)
+DAMAGE = st.one_of(
+    st.builds(flipped, PLACES, st.integers(0, 7)),
+    st.builds(cut, PLACES),
+    st.builds(spliced, PLACES, st.integers(0, 8), st.binary(max_size=8)),
+    st.builds(spliced, PLACES, st.integers(0, 400), st.sampled_from(RECORDS).map(to_bytes)),
+)
+
+
+def mended(data: bytes) -> bytes:
+    """With lengths that fit, so that what is inside is looked at."""
+    if len(data) < PREFIX.size:
+        return data
+    header = min(PREFIX.unpack_from(data)[1], len(data) - PREFIX.size)
+    return PREFIX.pack(len(data), header) + data[PREFIX.size :]
+
+
+@settings(max_examples=120)
+@given(st.sampled_from(RECORDS), st.lists(DAMAGE, max_size=3), st.booleans(), st.sampled_from([SIMULATORS, SMALL]))
+def test_a_damaged_stream_gives_records_that_can_be_written_or_a_typed_error(
+    record: Any, damages: list[Damage], mend: bool, limits: Limits
+) -> None:
+    data = bytearray(to_bytes(record))
+    for damage in damages:
+        data = damage(data)
+    reader, stream = FrameReader(limits), mended(bytes(data)) if mend else bytes(data)
+    reader.feed(stream)
+    for read in read_all(reader):
+        assert tag_of(read) in TAGS
+        assert to_bytes(from_bytes(to_bytes(read), SERVICES)) == to_bytes(read)
+    assert reader.buffered <= len(stream)
+
+
+def read_all(reader: FrameReader) -> list[Any]:
+    """Records up to the end, or to the first that is none."""
+    found: list[Any] = []
+    with suppress(CodecError):
+        while (read := reader.next()) is not None:
+            found.append(read)
+    return found
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(RECORDS), st.integers(0, 20), st.lists(DAMAGE, min_size=1, max_size=2))
+def test_damaged_frames_give_a_record_or_a_typed_error(record: Any, which: int, damages: list[Damage]) -> None:
+    frames = [bytes(frame) for frame in encode(record)]
+    for damage in damages:
+        frames[which % len(frames)] = bytes(damage(bytearray(frames[which % len(frames)])))
+    try:
+        read = decode(frames)
+    except CodecError:
+        return
+    assert type(read) in TAGS.values()
+
+
+@settings(max_examples=12)
+@given(
+    st.lists(
+        st.sampled_from([b"\x80", b"\x90", b"\xc0", b"\x91", b"\xdc\x03\xe8", b"\xdd\0\0\xff\xff", b"\xa1a"]),
+        min_size=1,
+    ),
+    st.integers(1, 600),
+)
+def test_what_a_header_becomes_is_bounded_by_its_size(values: list[bytes], times: int) -> None:
+    """A claim is not believed: lists of lists that say they are long, and maps that are many."""
+    header = b"\xdd" + (65536).to_bytes(4, "big") + b"".join(values) * times
+    message = mended(PREFIX.pack(0, len(header)) + header)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            from_bytes(message)
+        assert tracemalloc.get_traced_memory()[1] < PER_BYTE * len(header) + BESIDE
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- what the search has found
+
+
+def framed(header: bytes, payload: bytes = b"") -> bytes:
+    padding = bytes(-(PREFIX.size + len(header)) % 8)
+    body = header + padding + payload
+    return PREFIX.pack(PREFIX.size + len(body), len(header)) + body
+
+
+def ping(number: Any = 0, arrays: Any = ()) -> bytes:
+    return framed(msgpack.packb({"type": "ping", "body": {"number": number}, "arrays": list(arrays)}))
+
+
+def nested(field: bytes, depth: int = 1015) -> bytes:
+    """A Ping with lists inside each other as the value of a field of its header."""
+    plain = {b"type": b"\xa4ping", b"body": b"\x81\xa6number\x00", b"arrays": b"\x90"}
+    bomb = b"\x91" * depth + b"\xc0"
+    values = {**plain, field: bomb} if field in plain else {**plain, b"body": b"\x81\xa6number" + bomb}
+    return framed(b"\x83" + b"".join(msgpack.packb(key.decode()) + value for key, value in values.items()))
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "|u1", "<i8"])
+def test_an_empty_array_whose_other_dimensions_no_array_can_have_is_too_large(dtype: str) -> None:
+    """numpy refuses it with an exception of its own, although it holds nothing."""
+    with pytest.raises(LimitExceeded, match="bytes in an array"):
+        from_bytes(ping(arrays=[[dtype, [0, 2**26, 2**26, 2**26]]]))
+
+
+def test_an_empty_array_of_usual_dimensions_is_welcome() -> None:
+    assert from_bytes(ping(arrays=[["<f4", [0, 3, 84, 84]], ["|u1", [5, 0, 3]]])) is not None
+
+
+@pytest.mark.parametrize("field", [b"type", b"number", b"arrays"])
+def test_a_nest_that_is_no_value_is_named_without_looking_into_it(field: bytes) -> None:
+    """The text of a value a thousand levels deep is more than Python's recursion limit allows."""
+    with pytest.raises(CodecError) as caught:
+        from_bytes(nested(field))
+    assert "..." in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [3000, 60_000, 240_000])
+def test_lists_in_lists_that_all_claim_much_are_refused_before_they_are_made(size: int) -> None:
+    """Each claim is less than the header, all together are 80 MiB and more."""
+    claim = b"\xdc" + min(size, 60_000).to_bytes(2, "big")
+    bomb = framed(claim * 900 + bytes(size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            from_bytes(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        framed(msgpack.packb({f"k{number}": 0 for number in range(20_000)})),
+        ping("x" * 60_000),
+        ping([0] * 60_000),
+        ping({str(number): number for number in range(10_000)}),
+        framed(msgpack.packb({"type": "x" * 60_000, "body": {}, "arrays": []})),
+        ping(arrays=[["<f4" * 20_000, [1]]]),
+        ping(arrays=[["<f4", ["1"] * 60_000]]),
+    ],
+)
+def test_an_error_is_short_however_long_what_it_tells_of(bad: bytes) -> None:
+    """It goes into a log, and back to the simulator, which takes 65,536 characters at most."""
+    with pytest.raises(CodecError) as caught:
+        from_bytes(bad)
+    assert len(str(caught.value)) < 4000
+
+
+def test_an_id_of_many_digits_is_read_in_time() -> None:
+    """A pattern that begins anew at each digit takes the square of their number: ten minutes for these."""
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_id(f"stepping.{'1' * 400_000}x#")
+    assert parse_id("stepping-0.5f3a-12#18a3bc~0").order == (12, 0x18A3BC)
