@@ -35,7 +35,11 @@ ROW_BOUNDS: Final = tuple(float(2**power) for power in range(17))
 """Rows of a batch, 1 to 65,536, by factors of 2."""
 
 NOT_FINITE: Final = "metrics.not_finite"
-"""Counter of values left out because they were NaN or infinite: one would spoil a sum for good."""
+"""Counter of values left out because they were NaN or infinite, or too large to be added: one would spoil a sum for
+good."""
+
+LARGEST: Final = 1e150
+"""Magnitude below which numbers are added: their squares are still finite, and so are sums of many."""
 
 
 def scoped(name: str, behavior: str = "") -> str:
@@ -62,8 +66,12 @@ class Registry:
         self._histograms: dict[str, _Buckets] = {}
 
     def add(self, name: str, value: float = 1.0) -> None:
-        """Adds a finite `value` to counter `name`."""
-        self._counters[name] += value
+        """Adds `value` to counter `name`, unless that would spoil it."""
+        number = float(value)
+        if -LARGEST < number < LARGEST:
+            self._counters[name] += number
+        else:
+            self._counters[NOT_FINITE] += 1
 
     def reach(self, name: str, value: float) -> None:
         """Sets counter `name` to a count that its owner has kept since the start."""
@@ -113,7 +121,7 @@ class Registry:
             behavior: name of the behavior, "" for the service's own.
         """
         total = float(value) * count
-        if not math.isfinite(total):
+        if not -LARGEST < total < LARGEST:
             self._counters[NOT_FINITE] += count
             return
         self._counters[scoped(f"{name}.sum", behavior)] += total
@@ -167,7 +175,7 @@ class Registry:
 
     def _finite(self, values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
         array = np.asarray(values, np.float64).ravel()
-        finite = np.isfinite(array)
+        finite = np.abs(array) < LARGEST  # False for NaN
         if finite.all():
             return array
         self._counters[NOT_FINITE] += int(array.size - finite.sum())

@@ -312,6 +312,8 @@ class Simulators:
 
     def _react(self, peer: Peer, message: Any, log: Any) -> bool:
         """Answers what is not a Step; returns whether the conversation goes on."""
+        if peer.conversation.state == "parting" and isinstance(message, Hello | Ping):
+            return True  # it crossed our Bye: nobody waits for the answer any more
         if isinstance(message, Hello):
             self._greet(peer, message)
             self._say("simulator_connected", peer, level="info", behaviors=sorted(message.behaviors))
@@ -414,7 +416,7 @@ class Simulators:
     # ---------------------------------------------------------------- what simulators may say
 
     def _add_behaviors(self, peer: Peer, behaviors: Mapping[str, BehaviorSpec]) -> None:
-        check_behaviors(behaviors, len(self._stepper.connections[peer.key].seats), self.guard.limits)
+        check_behaviors(behaviors, len(self._stepper.connection(peer.key).seats), self.guard.limits)
         self._check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
         self._house.known()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pipeline.errors import RemoteProtocolError
 from pipeline.messages.service import BehaviorSteps, Permit, Produced
 from pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
 from pipeline.specs import BehaviorId, BehaviorSpec
@@ -137,8 +138,19 @@ class Stepper:
         return former
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
-        """A simulator named more behaviors. Raises as `connect`."""
-        enroll(self.connections[key], specs, self.behaviors, self._max_agents)
+        """A simulator named more behaviors. Raises as `connect` and `connection`."""
+        enroll(self.connection(key), specs, self.behaviors, self._max_agents)
+
+    def connection(self, key: int) -> Connection:
+        """The simulator of a connection.
+
+        Raises:
+            RemoteProtocolError: it has not said Hello, or another connection has taken its place.
+        """
+        connection = self.connections.get(key)
+        if connection is None:
+            raise _unexpected("a message of a simulator that is not connected")
+        return connection
 
     def begin(self, key: int, seed: int | None = None) -> Reset:
         """New episodes for all agents of a simulator, with the present parameters.
@@ -163,9 +175,12 @@ class Stepper:
         """A Step arrived.
 
         Raises:
-            RemoteProtocolError: it contradicts the specs or the agents alive; nothing of it is used.
+            RemoteProtocolError: it contradicts the specs or the agents alive, or came before the one before it was
+                answered; nothing of it is used.
         """
-        connection = self.connections[key]
+        connection = self.connection(key)
+        if connection.frame is not None:
+            raise _unexpected("a Step before the answer to the one before it")
         arrivals = connection.arrive(step)
         self.matches.check(connection, arrivals, self.behaviors)
         new: dict[str, int] = {}
@@ -415,3 +430,9 @@ class Stepper:
                 behavior.table.give_back(slots)
                 if learning.size:
                     self._told.add(seat.id.name, Tick(self._number, lost=[learning]), behavior.produced)
+
+
+def _unexpected(got: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        "unexpected_message", got=got, expected="what docs/protocol.md allows", remedy="wait for the answer first"
+    )

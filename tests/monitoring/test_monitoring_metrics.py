@@ -109,6 +109,20 @@ def test_what_is_not_finite_never_enters_a_record_and_is_counted() -> None:
     assert record.counters["r.sum"] == 2.0
 
 
+def test_what_is_too_large_to_be_added_up_is_left_out_and_counted() -> None:
+    """Numbers of simulators may be anything finite; one of them must not spoil what all others add to."""
+    registry = Registry("stepping-0", "stepping-0.1")
+    for _ in range(3):
+        registry.add("sum", 1.7e308)
+        registry.observe_mean("loss", -1.7e308, 2)
+        registry.observe_moments("r", [1.7e308, 2.0])
+    registry.add("sum", math.nan)
+    registry.add("sum", 5.0)
+    counters = registry.snapshot(0.0).counters
+    assert (counters["sum"], counters["r.sum"], counters["r.sumsq"]) == (5.0, 6.0, 12.0)
+    assert counters[metrics.NOT_FINITE] == 3 + 3 * 2 + 3 + 1
+
+
 def test_a_record_survives_the_codec() -> None:
     registry = Registry("stepping-0", "stepping-0.1")
     registry.histogram("lag/Ball", LAG_BOUNDS)
