@@ -38,6 +38,8 @@ _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
 _STATE: Final = "state.json"
 _VERSION: Final = "version"
+_FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "files": dict}
+"""Of the state, and their types."""
 _FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
@@ -232,7 +234,12 @@ def load(path: Path) -> Checkpoint:
             raise _damaged(path / name, "the content that state.json has the hash of")
         try:
             tensors.append(load_tensors(content))
-        except SafetensorError as error:
+        except (
+            SafetensorError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # the latter: of a dtype numpy does not have
             raise _damaged(path / name, f"safetensors ({error})") from error
     names = ("behavior", "description", "version", "updates", "trained")
     return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
@@ -242,16 +249,18 @@ def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(_read(path / _STATE))
         claimed = state.pop("sha256")
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path / _STATE, "a JSON object with its own hash") from error
     if _sha256(_canonical(state)) != claimed:
         raise _damaged(path / _STATE, "the content it has the hash of")
-    if state["format"] != FORMAT:
+    if state.get("format") != FORMAT:
         raise CheckpointError(
-            got=f"{path} in format {state['format']}",
+            got=f"{path} in format {state.get('format')!r:.40}",
             expected=f"format {FORMAT}",
             remedy="use the version of sparring that wrote it",
         )
+    if wrong := [name for name, kind in _FIELDS.items() if type(state.get(name)) is not kind]:
+        raise _damaged(path / _STATE, f"its own kind of value for {', '.join(wrong)}")
     return dict(state)
 
 

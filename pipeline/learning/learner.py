@@ -295,6 +295,14 @@ class Learner:
                 expected=f"{sorted(own)} as this network's",
                 remedy="use a checkpoint of this version of sparring",
             )
+        try:
+            torch.Generator().set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
+        except (TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                got=f"optimiser state with a random state that is none ({error})",
+                expected="that of a torch.Generator",
+                remedy="use another checkpoint",
+            ) from error
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Takes the weights of a checkpoint and nothing else: the start of a new lineage (`init_path`).
