@@ -46,7 +46,7 @@ LOOKER_S = 30.0
 """The same for the monitor, which nobody waits for and which lets all others go first."""
 
 START_S = 90.0
-"""A service that has not answered this long after its start is taken for dead."""
+"""A service that has not answered this long after its start is taken for dead; the next start gets twice the time."""
 
 EXPORT_S = 60.0
 """For the exports of the last checkpoints."""
@@ -88,6 +88,7 @@ class Part:
         hosted: its present start.
         starts: how often it was started.
         failures: when it failed lately.
+        slow: starts in a row that took too long.
         stopping: it is being ended: its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
         ended: it is not started any more.
@@ -100,6 +101,7 @@ class Part:
     starts: int = 0
     started_at: float = 0.0
     failures: deque[float] = field(default_factory=deque)
+    slow: int = 0
     stopping: bool = False
     failure: str = ""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -346,10 +348,14 @@ class Supervisor:
             return
         since = min(board.heard_age, now - part.started_at, now - awake)
         usual = HANG_S if part.name in self._run.services else LOOKER_S
-        limit = START_S if board.heard_age >= now - part.started_at else usual
+        starting = board.heard_age >= now - part.started_at
+        # A machine that is too busy for the start has been no faster for the next one: each is given twice the time.
+        limit = START_S * 2**part.slow if starting else usual
+        part.slow = part.slow if starting else 0
         if part.hosted is not None and since > limit and not part.stopping:
             self._log.warning("silent", part=part.name, seconds=round(since, 1), notice=True)
             part.started_at = now
+            part.slow += starting
             part.hosted.kill()
 
     def _check_writes(self, name: str, board: Subscription, now: float) -> None:

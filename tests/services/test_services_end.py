@@ -1,8 +1,10 @@
-"""The end of a run: a service that could not keep what it holds makes the run fail."""
+"""What the supervisor makes of services that start, answer and end badly."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pipeline import files
 from pipeline.messages.service import RunState
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.settings import parse_settings
-from services.supervisor import Supervisor
+from services.supervisor import START_S, Supervisor
 from services.topology import ServicePlan, build
 
 
@@ -60,9 +62,11 @@ class Host:
     """Starts fakes."""
 
     def __init__(self, failures: dict[str, str]) -> None:
+        self.starts: dict[str, list[float]] = {}
         self._failures = failures
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Fake:
+        self.starts.setdefault(plan.name, []).append(anyio.current_time())
         return Fake(self._failures.get(plan.name, ""))
 
 
@@ -109,3 +113,19 @@ async def test_a_summary_that_has_no_room_fails_the_run(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(files, "put", full)
     assert await ended(tmp_path, {}) == ("failed", None)
+
+
+@pytest.mark.anyio
+async def test_a_start_that_took_too_long_is_followed_by_one_with_twice_the_time(tmp_path: Path) -> None:
+    """Else nothing would ever start where the machine is slower than we thought."""
+    settings = parse_settings(settings_text(), "test").settings
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    host = Host({"assembly": "killed"})
+    async with MemoryTransport(MemoryHub(), start="supervisor.1") as transport:
+        supervisor = Supervisor(topology, host, None, transport, clock=anyio.current_time)  # type: ignore[arg-type]
+        with anyio.move_on_after(START_S * 16):
+            await supervisor.supervise()
+    times = host.starts["assembly"]
+    gaps = [(after - before) / START_S for before, after in itertools.pairwise(times)]
+    assert [math.floor(gap) for gap in gaps] == [1, 2, 4, 8]
+    assert all(gap - math.floor(gap) < 0.1 for gap in gaps)
