@@ -215,21 +215,26 @@ class Stay:
             supervisor = await transport.subscribe(SUPERVISOR.removeprefix("board:"))
             orderly = Orderly(self._session, self._start, partial(board.publish, "state"), tasks)
             tasks.start_soon(self._export, transport)
-            status = await self._follow(supervisor, orderly)
+            status = await self.follow(supervisor, orderly)
             if status is not None and self._exports is not None:
                 await self._exports.finish(_EXPORT_S)
             tasks.cancel_scope.cancel()
             return status
         return 1  # a signal
 
-    async def _follow(self, supervisor: Subscription, orderly: Orderly) -> int | None:
-        began = time.monotonic()
+    async def follow(self, supervisor: Subscription, orderly: Orderly) -> int | None:
+        """Hands orders on until the run is over: its exit status, or None where the main machine was lost."""
+        began, leader = time.monotonic(), ""
         while not orderly.over:
             with anyio.move_on_after(_LOOK_S):
                 await supervisor.changed()
-                orders = supervisor.latest.get(f"orders:{self._topology.host}")
-                if isinstance(orders, HostOrders):
-                    orderly.follow(orders)
+            leader = leader or supervisor.publisher
+            if supervisor.publisher != leader:  # started anew before it was missed: its orders are not for this stay
+                self._log.warning("main_machine_started_anew", notice=True)
+                return None
+            orders = supervisor.latest.get(f"orders:{self._topology.host}")
+            if isinstance(orders, HostOrders):
+                orderly.follow(orders)
             silent_s = min(supervisor.heard_age, time.monotonic() - began)
             if silent_s > SILENT_S:
                 self._log.warning("main_machine_lost", seconds=round(silent_s, 1), notice=True)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SettingsError
-from pipeline.hosting import Hosted
+from pipeline.hosting import Hosted, ProcessHost
 from pipeline.machines import AWAY_S, Machine, Orderly
 from pipeline.messages.hosts import HostOrders, HostRun, HostState, PartOrder
 from pipeline.runtime import Playing
@@ -359,6 +360,40 @@ async def test_a_machine_that_was_frozen_ends_what_it_runs_before_it_begins_anew
     await pair.talk()
     assert pair.processes[0][2].asked[:1] == ["kill"]
     assert pair.running == ["a.2"]
+
+
+class Board:
+    """A subscription to a supervisor's board."""
+
+    def __init__(self) -> None:
+        self.publisher = "supervisor.1"
+        self.latest: dict[str, Any] = {}
+        self.heard_age = 0.0
+
+    async def changed(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def test_a_main_supervisor_that_was_started_anew_at_once_is_joined_anew(tmp_path: Path) -> None:
+    build(spread(), run_id="r", directory=tmp_path, seed=1).save()
+    board = Board()
+
+    class Done:
+        over = ""
+
+        def follow(self, orders: HostOrders) -> None:
+            assert orders.session == "rack.1"
+            board.publisher = "supervisor.2"
+            board.latest["orders:rack"] = HostOrders(session="rack.2")
+
+    board.latest["orders:rack"] = HostOrders(session="rack.1")
+    stay = join.Stay(joined(tmp_path, "rack"), ProcessHost(tmp_path), "rack.1")
+
+    async def follow() -> None:
+        with anyio.fail_after(10):
+            assert await stay.follow(board, Done()) is None  # type: ignore[arg-type]
+
+    anyio.run(follow)
 
 
 @in_virtual_time
