@@ -240,7 +240,7 @@ pipeline:
       address: 10.0.0.1
     rack:
       address: 10.0.0.2
-      services: [stepping, learning-Walker]
+      services: [stepping, learning-Ball]
   port: 6100
   host_timeout_s: 60.0
   keys: keys
