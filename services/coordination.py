@@ -147,7 +147,7 @@ class Coordination:
         state = latest.get("state")
         if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
             return  # what its earlier starts have taken is known for certain once its queue was heard of
-        earlier = route.taken_before + route.sender.statistics().acknowledged_steps_earlier
+        earlier = route.taken_before_start(state.start)
         unrecorded = route.ledger.unrecorded
         route.ledger.learner(state, earlier)
         self._log_incidents(route)

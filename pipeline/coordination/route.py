@@ -40,6 +40,8 @@ class Route:
         self.done = False
         self._acknowledged = 0
         self._released = 0
+        self._served = ""  # start of the learner that our former start served last
+        self._served_after = 0  # steps that those before it had taken
         sender.on_acknowledged(self._note_acknowledged)
 
     @property
@@ -54,6 +56,15 @@ class Route:
         What came again after a restart of ours counts as long as it is queued and not looked at.
         """
         return sum(map(self._untaken, self.held)) + self.receiver.statistics().queued_steps
+
+    def taken_before_start(self, start: str) -> int:
+        """Steps that learners before this start of one had taken; it is the one that takes now.
+
+        One that our former start served already may have taken some of what that start counted last.
+        """
+        if start == self._served:
+            return self._served_after
+        return self.taken_before + self.sender.statistics().acknowledged_steps_earlier
 
     def empty(self) -> None:
         """Holds all that is queued: nothing is handed on any more, and `steps` is exact."""
@@ -89,9 +100,11 @@ class Route:
 
     def to_plain(self) -> dict[str, Any]:
         """What a restart needs, as plain JSON values."""
+        served = self.sender.receiver or self._served
         return {
             "ledger": self.ledger.to_plain(),
             "taken": self.taken,
+            "served": [served, self.taken_before_start(served)],
             "episodes": self.episodes,
             "last_returns": list(self.last_returns),
         }
@@ -100,6 +113,7 @@ class Route:
         """Goes on from what `to_plain` gave."""
         self.ledger.restore(plain["ledger"])
         self.taken_before = self.taken = plain["taken"]
+        self._served, self._served_after = plain.get("served", ("", 0))  # newer than the file may be
         self.episodes = plain["episodes"]
         self.last_returns.extend(plain["last_returns"])
 
