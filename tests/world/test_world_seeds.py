@@ -16,6 +16,7 @@ FOUND = {
     6: "the same with what stepping could not send",
     44: "a restarted learner was heard before its queue: its lost steps stayed in flight, and the run stood still",
     93: "the same after a full disk",
+    151: "a new coordination took for its predecessor's what a learner that goes on had taken: the books went below 0",
 }
 """Seeds that found a bug, and which."""
 
@@ -39,7 +40,8 @@ def test_another_seed_for_the_same_plan_is_another_history() -> None:
     assert run_plan(plan).digest != run_plan(replace(plan, seed=3)).digest
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("resend", 0), ("credit", 0), ("twice", 0)])
-def test_a_broken_queue_is_found(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", world_broken.KINDS)
+def test_a_broken_queue_is_found(kind: str) -> None:
+    """Within a few seeds; `scripts/simulate --broken KIND` shows the first."""
     with world_broken.queue(kind):
-        assert run_seed(seed).violations
+        assert any(run_seed(seed).violations for seed in range(20))

@@ -37,7 +37,7 @@ class Troubles:
         self._world = world
         self._full: set[str] = set()
         self._torn: set[str] = set()
-        self._scope = anyio.CancelScope()
+        self._scope = trio.CancelScope()
         self._kinds: dict[str, Callable[[Fault, str], Any]] = {
             "crash": self._crash,
             "hang": self._hang,
@@ -56,7 +56,7 @@ class Troubles:
                 for fault in self._world.plan.faults:
                     tasks.start_soon(self._strike, fault)
 
-    async def end(self, over: anyio.Event) -> None:
+    async def end(self, over: trio.Event) -> None:
         """Nothing bad happens any more once the run is over: it stops in order."""
         await over.wait()
         world = self._world

@@ -39,7 +39,7 @@ class Watch:
         lines: the last of them that a reader of a failure wants to see.
         said: latest record of each board and key.
         progress_at: when a step was last taken or trained on.
-        faults: what simulators were told.
+        finished: coordination has said that the run is over.
         damage: links damage messages, so that simulators make mistakes.
     """
 
@@ -53,6 +53,7 @@ class Watch:
         self.said: dict[tuple[str, str], Any] = {}
         self.progress_at = 0.0
         self.on_violation: Any = lambda: None
+        self.finished = trio.Event()
         self._digest = hashlib.blake2b(digest_size=16)
         self._versions: dict[tuple[str, str], int] = {}
         self._published: dict[str, int] = {}
@@ -142,6 +143,8 @@ class Watch:
             self._published[name] = version
 
     def _books(self, state: RunState) -> None:
+        if state.finished:
+            self.finished.set()
         for name, books in state.books.items():
             terms = asdict(books)
             total = terms.pop("produced")

@@ -140,6 +140,7 @@ class World:
             self.watch.on_violation = self.tasks.cancel_scope.cancel
             self.tasks.start_soon(self.network.timer.run)
             self.tasks.start_soon(self.troubles.come)
+            self.tasks.start_soon(self.troubles.end, self.watch.finished)
             for number in range(self.plan.setting.simulators):
                 self.tasks.start_soon(self._simulate, number)
             self.tasks.start_soon(self._watch_progress)
@@ -157,7 +158,6 @@ class World:
             supervisor._session = "s"
             supervisor._log = Log(self, "supervisor")
             supervisor._signalled = anyio.sleep_forever  # type: ignore[method-assign]
-            self.tasks.start_soon(self.troubles.end, supervisor._over)
             self.status = await supervisor.supervise()
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
