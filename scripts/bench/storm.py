@@ -35,7 +35,7 @@ from pipeline.messages.simulator import Ping
 HEALTHY = 4
 AGENTS = 8
 FRAME_S = 0.02
-STORMING_AGENTS = 2
+STORMING_AGENTS = 1
 
 
 # ---------------------------------------------------------------- the other processes
