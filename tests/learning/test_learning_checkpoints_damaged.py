@@ -19,7 +19,7 @@ from pipeline.errors import CheckpointError
 from pipeline.learning import checkpoints
 from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, DamagedCheckpoint, load
 from pipeline.learning.learner import Learner
-from pipeline.networks.weights import weights_sha256
+from pipeline.networks.arrays import weights_sha256
 
 FILES = ("state.json", "weights.safetensors", "optimizer.safetensors")
 STATE = Checkpoint(
