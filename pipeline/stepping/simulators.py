@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
@@ -17,8 +17,6 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.conversation import Conversation
 from pipeline.messages.simulator import (
     VERSION,
     Act,
@@ -41,10 +39,10 @@ from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.admission import GONE, LAST_WORD_S, Guest, fault_of
 from pipeline.stepping.door import beyond_light
-from pipeline.stepping.flow import Flow
 from pipeline.stepping.guard import Guard
 from pipeline.stepping.limits import check_behaviors
 from pipeline.stepping.outgoing import Outgoing
+from pipeline.stepping.peers import Peer
 from pipeline.stepping.players import Event, Line, Said
 from pipeline.stepping.refusals import clip
 from pipeline.stepping.settings import SteppingSettings
@@ -55,72 +53,6 @@ _OWN_NUMBERS: Final = 2**20
 """From here on, the numbers of simulators that come without one."""
 _LINES: Final = 50
 """Of one kind about simulators of one machine and certificate, in one interval of the log."""
-
-
-@dataclass(eq=False)
-class Peer:
-    """One connected simulator.
-
-    Attributes:
-        key: of the connection.
-        stream: its socket.
-        outgoing: writes to it.
-        guest: how it came in.
-        flow: how fast it is read.
-        name: what it calls itself.
-        heard_at: when it last said something; infinite while it is not read, which is our doing.
-        counted: steps it says it has reported, by behavior name, when it connected.
-        scripts: by behavior name, what it can play agents with itself.
-        replaced: the same simulator has connected anew.
-        line: to the player that it has launched, where this process speaks with that.
-        steps: frames of that so far.
-        unset: that waits for its first Reset.
-        fault: what ends the conversation.
-    """
-
-    key: int
-    stream: ByteStream
-    outgoing: Outgoing
-    guest: Guest
-    flow: Flow
-    name: str = "?"
-    number: int | None = None
-    heard_at: float = 0.0
-    counted: dict[str, int] = field(default_factory=dict)
-    scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    replaced: bool = False
-    line: Line | None = None
-    steps: int = 0
-    unset: bool = False
-    fault: Fault | None = None
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-
-    @property
-    def conversation(self) -> Conversation:
-        """Who may say what now."""
-        return self.guest.conversation
-
-    @property
-    def reader(self) -> FrameReader:
-        """What it has sent."""
-        return self.guest.reader
-
-    def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
-        """Sends a message, which may answer a frame that came at a time and was withheld for some seconds."""
-        self.conversation.sending(message)
-        self.outgoing.put(to_bytes(message), received_at, withheld_s)
-
-    def ready(self) -> bool:
-        """Whether it waits for its first Reset."""
-        return self.unset or self.conversation.state == "welcomed"
-
-    def reset(self, message: Reset) -> None:
-        """Sends the first Reset."""
-        if self.line is None:
-            self.say(message)
-        else:
-            self.unset = False
-            self.line.answer(message)
 
 
 @dataclass(frozen=True, kw_only=True)
