@@ -48,8 +48,8 @@ from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec, SpecError
 from pipeline.stepping.admission import Guest as Arrived
 from pipeline.stepping.admission import fault_of
-from pipeline.stepping.settings import SteppingSettings
 from pipeline.stepping.peers import Peer
+from pipeline.stepping.settings import SteppingSettings
 from pipeline.stepping.simulators import House, Simulators
 from pipeline.stepping.stepper import Stepper
 from pipeline.stepping.steps import Chosen
