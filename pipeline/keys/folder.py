@@ -24,7 +24,7 @@ CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "board:ghosts": ("stepping",),
     "board:learning": ("coordination", "monitor", "supervisor"),
     "board:policy": ("stepping", "coordination"),
-    "board:monitor": (),
+    "board:monitor": ("supervisor",),
     "board:supervisor": ("supervisor",),
     "board:host": ("supervisor",),
 }

@@ -266,7 +266,7 @@ def test_a_service_knows_whom_to_let_in_where(made: Path) -> None:
     assert found.servers["updates:Ball"] == found.servers["board:policy-Ball"] == publics["learning"]
     assert found.servers["board:ghosts"] == publics["coordination"]
     assert found.clients["updates:Ball"] == {publics["coordination"]}
-    assert found.clients["board:monitor"] == set()
+    assert found.clients["board:monitor"] == {publics["supervisor"]}
 
 
 def test_a_role_that_is_taken_off_a_list_is_let_in_no_more(folder: Path) -> None:

@@ -58,7 +58,7 @@ def settings(folder: Path, port: int) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="only there all of 127/8 is loopback")
 def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_files(tmp_path: Path) -> None:
-    make(tmp_path / "keys", [])
+    make(tmp_path / "keys", [], [MAIN, RACK])
     port = free_range(20)
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings(tmp_path, port), sort_keys=False))
@@ -81,10 +81,10 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
     ) as joined:
         try:
             done = subprocess.run(train, capture_output=True, text=True, timeout=600, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
             said, _ = joined.communicate(timeout=120)
         finally:
             joined.kill()
-    assert done.returncode == 0, done.stdout + done.stderr + said
     assert joined.returncode == 0, said
     summary = json.loads((here / "r" / "summary.json").read_text())
     books = summary["behaviors"]["Balance"]["books"]
