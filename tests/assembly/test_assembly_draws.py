@@ -82,7 +82,7 @@ def check_draws(messages: Sequence[Segments]) -> int:
 # ---------------------------------------------------------------- draws, in random worlds
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     parts=st.integers(1, 15),
@@ -120,7 +120,7 @@ def test_every_segment_says_the_draw_of_its_agents_life_and_every_match_comes_on
     assert [message.ghosts for message in messages] == sorted(message.ghosts for message in messages)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     wakes=st.integers(1, 30),

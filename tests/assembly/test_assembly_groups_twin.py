@@ -43,7 +43,7 @@ all_sizes = st.fixed_dictionaries(dict.fromkeys(NAMES, one_size))
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(sizes=all_sizes, kind=kinds, seed=seeds, wakes=st.integers(1, 40), cuts=st.sampled_from([0.0, 0.2]))
 def test_group_segments_are_those_of_one_object_for_each_agent_step_and_group(
     sizes: dict[str, Sizes], kind: Kind, seed: int, wakes: int, cuts: float

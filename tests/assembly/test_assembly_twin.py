@@ -128,7 +128,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes=all_sizes, world=worlds, ticks=st.integers(1, 45), cut_chance=st.sampled_from([0.0, 0.1, 0.5]))
 def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
     sizes: Sizes, world: World, ticks: int, cut_chance: float
@@ -141,7 +141,7 @@ def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
     assert pair.twin.orphaned == 0
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=all_sizes,
     world=worlds,

@@ -108,7 +108,7 @@ def test_lockstep_trains_on_all_that_was_produced(pipeline: Pipeline) -> None:
 KILLS = ("stepping", "assembly", "coordination", "learner")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(), kills=st.lists(st.sampled_from(KILLS), min_size=1, max_size=4), before=st.integers(0, 400))
 def test_a_crash_loses_what_its_stage_held_and_the_books_say_so(
     pipeline: Pipeline, kills: list[str], before: int

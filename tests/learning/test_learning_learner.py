@@ -299,6 +299,7 @@ GOAL = TrainerSettings(
 """All else by default: beta 5e-3, epsilon 0.2, lambd 0.95, num_epoch 3, time_horizon 64, gamma 0.99."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "actions", [ActionSpec(continuous=1), ActionSpec(discrete=(2,))], ids=["continuous", "discrete"]

@@ -286,6 +286,8 @@ class Relay:
             back = threading.Thread(target=self._hand_on, args=(far, near, len))
             back.start()
             self._hand_on(near, far, heard)
+            with contextlib.suppress(OSError):  # the other side has closed it
+                far.shutdown(socket.SHUT_RDWR)
             back.join(20)
 
     def _hand_on(self, source: socket.socket, target: socket.socket, heard: Callable[[bytes], Any]) -> None:
