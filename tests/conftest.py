@@ -36,3 +36,11 @@ def pytest_collection_finish() -> None:
     """What is imported stays: a full collection need not look at it again, thousands of times."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a module (a test, where it is slow) left open is found here, not in whichever test collects it by chance."""
+    last = nextitem is None or item.path != nextitem.path
+    if last or item.get_closest_marker("slow"):
+        gc.collect()

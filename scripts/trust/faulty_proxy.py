@@ -40,9 +40,10 @@ class FaultyProxy:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._socket = socket.create_server((host, 0))
         self.address = f"tcp://{host}:{self._socket.getsockname()[1]}"
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
         self._stopped = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     # ---------------------------------------------------------------- faults
@@ -76,11 +77,21 @@ class FaultyProxy:
         self._do(self._each, lambda pair: pair.near.write_eof())
 
     def close(self) -> None:
-        """Ends the proxy."""
+        """Ends the proxy.
+
+        Raises:
+            RuntimeError: it does not end; its connections and its loop would stay open.
+        """
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(10)
+        if self._thread.is_alive():
+            raise RuntimeError("the proxy did not end within 10 s")
 
     # ---------------------------------------------------------------- inside
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve())
 
     def _do(self, act: Callable[..., Any], *args: Any) -> None:
         done: Future[None] = Future()
