@@ -67,11 +67,12 @@ class Assembly:
     def _comes_again(self, batch: StepBatch) -> bool:
         """Whether our former start may have had a batch: it was made before its source had heard of us.
 
-        What it had may have been sent on. Taken once more, steps of agents that begin in it would be trained twice.
+        What it had may have been sent on. Taken once more, steps of agents that begin in it would be trained twice; and
+        all such batches or none, because what one says of the agents stands on what the one before it said.
         """
         if batch.introduces or self._context.first:
             self._introduced.add(batch.source)
-        return batch.source not in self._introduced and any(part.produced_before for part in batch.parts)
+        return batch.source not in self._introduced and any(len(part.ticks) for part in batch.parts)
 
     def _skip(self, batch: StepBatch) -> None:
         """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""

@@ -13,7 +13,6 @@ on disk, so a restart loses nothing.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +42,7 @@ from pipeline.messages.service import (
     SteppingState,
 )
 from pipeline.queues.interface import Board, Subscription
-from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
+from pipeline.runtime import Context, comes_before, follow, publish_metrics, refuse_restart, start_name
 from pipeline.settings.parameters import curricula
 from pipeline.specs import BehaviorSpec
 
@@ -82,6 +81,8 @@ class Coordination:
         self._unwritten = False
         self._specs: dict[str, BehaviorSpec] = {}
         self._sources: dict[str, str] = {}
+        self._still_there: set[str] = set()  # stepping processes that have not said their last word
+        self._last_words = anyio.Event()
         self._versions: dict[str, int] = {}
         self._said: dict[str, object] = {}
         self._path = context.run.directory / STATE_FILE
@@ -125,6 +126,9 @@ class Coordination:
             for route in self.routes.values():
                 route.ledger.source_gone(former)
         self._sources[name] = state.source
+        self._still_there.discard(name) if state.final else self._still_there.add(name)
+        if not self._still_there:
+            self._last_words.set()
         for behavior, produced in state.behaviors.items():
             route = self.routes[behavior]
             route.ledger.stepped(state.source, produced)
@@ -294,6 +298,13 @@ class Coordination:
         self._unwritten = True
         self._context.writing.failed(error, "the state of coordination")
 
+    async def hear_all(self) -> None:
+        """Waits for the last word of stepping, which may be slow to come: without it steps would be in no place."""
+        with anyio.move_on_after(self._context.run.settings.pipeline.stop_timeout_s / 4):
+            if self._still_there:
+                self._last_words = anyio.Event()
+                await self._last_words.wait()
+
     async def end(self) -> None:
         """Holds what is queued, writes the books a last time, and publishes how all stands.
 
@@ -355,10 +366,8 @@ class Coordination:
 
     def _count(self, route: Route, segments: Segments) -> None:
         ledger = route.ledger
-        service = start_name(segments.source)
-        for known in itertools.takewhile(lambda source: source != segments.source, list(ledger.sources)):
-            if start_name(known) == service:  # nothing of an earlier start comes after the first of a later one
-                ledger.source_closed(known)
+        for known in [known for known in ledger.sources if comes_before(known, segments.source)]:
+            ledger.source_closed(known)  # nothing of an earlier start comes after the first of a later one
         new = ledger.is_new(segments)
         ledger.routed(segments)
         self._log_incidents(route)
@@ -461,6 +470,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(coordination.settle)
         tasks.start_soon(publish_metrics, context, board, coordination.refresh)
         await context.stop.wait()
+        await coordination.hear_all()
         tasks.cancel_scope.cancel()
     try:
         await coordination.end()

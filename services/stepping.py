@@ -92,6 +92,7 @@ class Stepping:
         self._gathered_bytes = 0  # of their observations
         self._filled = anyio.Event()
         self._turn = anyio.Lock(fast_acquire=True)
+        self._final = False
         _prepare(context.registry)
 
     # ---------------------------------------------------------------- state from elsewhere
@@ -238,6 +239,7 @@ class Stepping:
                 behaviors=behaviors,
                 simulators=len(self.stepper.connections),
                 deterministic=self.stepper.deterministic,
+                final=self._final,
             ),
         )
 
@@ -274,6 +276,11 @@ class Stepping:
         await self._step()
         async with self._turn:
             await self._hand_on()
+
+    def end(self) -> None:
+        """Says for the last time where it stands."""
+        self._final = True
+        self.refresh()
 
     def _note_waits(self) -> None:
         """Says for every behavior whose turn it is."""
@@ -363,5 +370,5 @@ async def run(context: Context) -> None:
             await stepping.part(PARTING_S)
             await sender.drain()
         tasks.cancel_scope.cancel()
-    stepping.refresh()
+    stepping.end()
     board.publish("metrics", context.numbers())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,7 @@ from pipeline.files import write_atomically
 from pipeline.hosting import Hosted
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.machines import RemotePart
-from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState
+from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState, SteppingState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription, Transport
@@ -54,7 +54,15 @@ EXPORT_S = 60.0
 WRITES_S = 10.0
 """How often a service that can not write is told of."""
 
+_STANDS: Final = (
+    ("state", SteppingState, "source"),
+    ("state", AssemblyState, "origin"),
+    ("run", RunState, "start"),
+    ("state", LearnerState, "start"),
+)
+"""What services say of where they stand: key, record, and which of its values is the start of the service."""
 _LOOK_S = 0.5
+_TURN_S = 0.05
 _PAUSE_S = 5.0
 """Who looks less often than this was paused itself, with the machine or alone."""
 _TRIM_S = 2.0
@@ -189,7 +197,10 @@ class Supervisor:
     # ---------------------------------------------------------------- parts
 
     def _start_service(self, plan: ServicePlan, number: int) -> Hosted:
-        return self._host.service(plan, f"{plan.name}.{self._session}-{number}", first=number == 1)
+        return self._host.service(plan, self._label(plan.name, number), first=number == 1)
+
+    def _label(self, name: str, number: int) -> str:
+        return f"{name}.{self._session}-{number}"
 
     def _start_simulator(self, plan: SimulatorPlan, _number: int) -> Hosted:
         return self._processes.watched(plan.name, plan.command, plan.environment)
@@ -205,7 +216,7 @@ class Supervisor:
     async def _run_part(self, part: Part) -> None:
         """Starts a part again and again, until it is stopped or fails too often."""
         try:
-            while not self._over.is_set():
+            while self._keeps(part):
                 part.starts += 1
                 part.started_at = self._clock()
                 try:
@@ -218,10 +229,20 @@ class Supervisor:
                 if part.stopping:
                     part.failure = failure
                     return
-                if self._over.is_set() or not await self._may_restart(part, failure):
+                if not self._keeps(part) or not await self._may_restart(part, failure):
                     return
         finally:
             part.ended.set()
+
+    def _keeps(self, part: Part) -> bool:
+        """Whether a part is to run: at the end of a run a service still is until its turn has come to be stopped.
+
+        What one that died had held is counted when the next start of it is heard of.
+        """
+        if part.stopping:
+            return False
+        in_order = self._status in ("completed", "stopped") and self._signals < 2
+        return not self._over.is_set() or (in_order and part.name in self._run.services)
 
     async def _may_restart(self, part: Part, failure: str) -> bool:
         """Waits before the next start; False where there is none."""
@@ -242,7 +263,7 @@ class Supervisor:
         wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (len(part.failures) - 1))
         with anyio.move_on_after(wait_s):
             await self._over.wait()
-        return not self._over.is_set()
+        return self._keeps(part)
 
     # ---------------------------------------------------------------- what ends a run
 
@@ -389,11 +410,22 @@ class Supervisor:
         """
         stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
         simulators = [plan.name for plan in self._topology.simulators]
+        with anyio.move_on_after(self._settings.stop_timeout_s):
+            while not all(self._has_said(self._parts[name]) for name in self._run.services):
+                await anyio.sleep(_TURN_S)
         await self._stop(stepping, self._settings.stop_timeout_s)
         await self._stop(simulators, 5.0, ask=False)
         rest = [plan.name for plan in self._topology.services if plan.name not in stepping]
         for name in sorted(rest, key=_stopped_late):
             await self._stop([name], self._settings.stop_timeout_s)
+
+    def _has_said(self, part: Part) -> bool:
+        """Whether the present start of a service has said where it stands, if a former one had."""
+        if part.starts < 2 or not self._keeps(part):
+            return True
+        said = [self._latest(part.name, key, kind) for key, kind, _ in _STANDS]
+        starts = [getattr(one, start) for one, (*_, start) in zip(said, _STANDS, strict=True) if one is not None]
+        return all(start == self._label(part.name, part.starts) for start in starts)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         parts = [self._parts[name] for name in names]

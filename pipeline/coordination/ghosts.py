@@ -52,6 +52,7 @@ class Ghosts:
         self._elsewhere = elsewhere
         self._board = board
         self._latest: dict[str, PolicyWeights] = {}
+        self._unsaved: dict[tuple[str, int], PolicyWeights] = {}
         self._slots: list[tuple[str, int] | None] = []  # what is published under each key
         self._matches = directory / MATCHES_FILE
         self._lines: list[str] = []
@@ -74,6 +75,7 @@ class Ghosts:
     def weights(self, weights: PolicyWeights) -> None:
         """A learner has published weights."""
         assert isinstance(self.rules, SelfPlay)
+        self._hold()
         self._latest[weights.behavior] = weights
         self.rules.weights(weights.behavior, weights.version, weights.trained)
         self._save()  # the next ones may come before the next state is written
@@ -194,11 +196,23 @@ class Ghosts:
         return self._matches.with_suffix(".old.jsonl")
 
     def _save(self) -> None:
-        """Writes the weights that are wanted and not on disk: always the latest of their behavior."""
-        for name, number in self.rules.wanted:
-            latest = self._latest.get(name)
-            if latest is not None and latest.version == number and not self._snapshots.has(name, number):
-                self._snapshots.save(latest)
+        """Writes the weights that are wanted and not on disk; where the disk is full they stay here for the next time.
+
+        Raises:
+            OSError: it is.
+        """
+        self._hold()
+        for key, weights in [*self._unsaved.items()]:
+            self._snapshots.save(weights)
+            del self._unsaved[key]
+
+    def _hold(self) -> None:
+        """Keeps the latest weights, where they are wanted and not on disk, beyond the next ones."""
+        wanted = self.rules.wanted
+        for name, latest in self._latest.items():
+            if (name, latest.version) in wanted and not self._snapshots.has(name, latest.version):
+                self._unsaved[name, latest.version] = latest
+        self._unsaved = {key: weights for key, weights in self._unsaved.items() if key in wanted}
 
     def _tidy(self) -> None:
         """Removes snapshots that nobody needs any more."""

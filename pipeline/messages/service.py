@@ -464,12 +464,14 @@ class SteppingState:
         behaviors: by name.
         simulators: connected now.
         deterministic: False once a simulator left a lockstep run, which ends its promise.
+        final: it has stopped in order, and says no more.
     """
 
     source: str
     behaviors: dict[str, Produced]
     simulators: int
     deterministic: bool = True
+    final: bool = False
 
 
 @record("permit")

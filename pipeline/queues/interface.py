@@ -78,7 +78,7 @@ class ReceiverStatistics:
         unacknowledged_messages: handed out by `receive` and not yet acknowledged.
         got_messages: handed out in all.
         duplicates: messages dropped because they had been seen.
-        discarded: messages that could not be decoded; logged by the queue with their sender.
+        discarded: copies of messages that could not be decoded; asked for again, and logged where several do not read.
         senders: live senders now.
         waits: gets that had to wait, for `waited_s` seconds together.
         fullest_messages: most messages ever held at once; never above the capacity.

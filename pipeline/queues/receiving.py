@@ -16,7 +16,7 @@ from pipeline.queues.wire import Bye, Data, EndId, Grant, Hello, Timing, parse_i
 REMEMBERED: Final = 64
 """Departed senders that are still known: for the one that was only silent, and for late news."""
 READINGS: Final = 3
-"""Copies of a message that are tried before it is discarded: the link may have damaged the others."""
+"""Copies of a message that are asked for at once; more of them, and who waits is told, with time between them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +73,8 @@ class ReceiverState:
         receiver: id of this end.
         capacity: never exceeded by what is held here, nor by that and what living senders have sent.
         timing: intervals.
-        unpack: turns a payload into a record; a CodecError has it sent again, and at last discarded.
-        on_discard: called with the sender's id and that error.
+        unpack: turns a payload into a record; a CodecError has it sent again, until it reads.
+        on_discard: called with the sender's id and that error, once for a message, when several copies do not read.
 
     Raises:
         QueueError: a sender's share would hold no message or no step.
@@ -185,27 +185,22 @@ class ReceiverState:
         return self._read(now, Entry(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
 
     def _read(self, now: float, entry: Entry, payload: Any) -> bool:
-        """Queues a message that reads. One that does not may be whole when it comes again; else it is discarded."""
+        """Queues a message that reads. One that does not is never given up: its steps would be in no place."""
         peer = entry.peer
-        failure = None
         try:
             entry.record = self._unpack(payload)
         except CodecError as error:
-            failure = error
+            self.discarded += 1
             peer.unreadable += 1
-            if peer.unreadable < READINGS:
-                self.shares.discharge(entry.share, entry.tenure, entry.steps)
-                self._ask_again(now, peer)
-                return False
+            if peer.unreadable == READINGS:
+                self._on_discard(peer.id, error)
+            self.shares.discharge(entry.share, entry.tenure, entry.steps)
+            self._ask_again(now, peer)
+            return False
         peer.unreadable = 0
         peer.expected += 1
         peer.pending.append(entry)
-        if failure is None:
-            self._queue(entry)
-        else:  # then it counts as acknowledged
-            self.discarded += 1
-            self._on_discard(peer.id, failure)
-            self.acknowledge(now, entry)
+        self._queue(entry)
         return True
 
     def _queue(self, entry: Entry) -> None:
@@ -219,7 +214,7 @@ class ReceiverState:
     def _ask_again(self, now: float, peer: Peer) -> None:
         self.refused += 1
         peer.ask = True
-        self._schedule(peer, now)
+        self._schedule(peer, now if peer.unreadable < READINGS else now + self._timing.retry)
 
     def on_bye(self, bye: Bye) -> None:
         """A sender closed in order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ from pipeline.messages.simulator import (
 )
 from pipeline.specs import ActionSpec, BehaviorId
 
+SHORTEST_S: Final = 0.001
+"""Of a heartbeat: more of them would leave no time for anything else."""
 Actions = Mapping[str, BehaviorActions]
 """Actions by behavior id: one entry per behavior that had decisions."""
 
@@ -38,11 +42,11 @@ def check_welcome(welcome: Welcome | Adopted) -> None:
             expected=f"version {VERSION}",
             remedy="install the same version of sparring on both machines",
         )
-    if welcome.heartbeat_s <= 0 or welcome.timeout_s <= 0:
+    if not (SHORTEST_S <= welcome.heartbeat_s < math.inf and SHORTEST_S <= welcome.timeout_s < math.inf):
         raise RemoteProtocolError(
             "internal",
             got=f"heartbeat_s {welcome.heartbeat_s:g} and timeout_s {welcome.timeout_s:g}",
-            expected="both above 0",
+            expected=f"both finite, at least {SHORTEST_S:g}",
             remedy="correct the trainer's times",
         )
 

@@ -7,6 +7,7 @@ import pytest
 from pipeline.errors import CodecError, QueueError
 from pipeline.queues.credit import ReceiverState, SenderState
 from pipeline.queues.interface import Capacity
+from pipeline.queues.receiving import READINGS
 from pipeline.queues.wire import Bye, Data, Hello, Timing, make_id, parse_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
@@ -82,7 +83,9 @@ def test_acknowledging_early_waits_for_the_earlier_ones() -> None:
     assert (sender.unacknowledged_messages, receiver.shares.messages) == (0, 0)
 
 
-def test_a_discarded_message_is_acknowledged_and_does_not_wedge_the_queue() -> None:
+def test_a_message_that_never_reads_is_told_of_once_and_asked_for_with_time_between() -> None:
+    """And never given up: what comes after it would stand on nothing."""
+
     def unpack(payload: str) -> str:
         if payload == "poison":
             raise CodecError(got="poison", expected="food", remedy="do not eat")
@@ -95,12 +98,15 @@ def test_a_discarded_message_is_acknowledged_and_does_not_wedge_the_queue() -> N
     for payload in ("food", "poison", "more"):
         sender.put(1, payload)
     exchange(sender, receiver, 0.0)
-    taken = [receiver.take() for _ in range(receiver.queued_messages)]
-    assert [entry.record for entry in taken] == ["food", "more"]
-    for entry in taken:
-        receiver.acknowledge(0.0, entry)
-    exchange(sender, receiver, 1.0)
-    assert (receiver.discarded, seen, sender.unacknowledged_messages) == (1, ["a.1#1~0"], 0)
+    assert receiver.discarded == READINGS
+    exchange(sender, receiver, TIMING.retry / 2)
+    assert receiver.discarded == READINGS
+    for turn in range(1, 4):
+        exchange(sender, receiver, turn * TIMING.retry)
+    assert READINGS < receiver.discarded <= READINGS + 6
+    assert seen == ["a.1#1~0"]
+    assert [receiver.take().record for _ in range(receiver.queued_messages)] == ["food"]
+    assert (receiver.shares.messages, sender.unacknowledged_messages) == (1, 3)
 
 
 def test_a_message_that_came_damaged_is_sent_again() -> None:

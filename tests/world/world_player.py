@@ -11,6 +11,7 @@ from world_streams import Doors, Stream
 
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.simulator import VERSION, Act, BehaviorReport, Bye, Fault, Hello, Ping, Reset, Step, Welcome
+from pipeline.simulation.answers import check_welcome
 from pipeline.simulation.counting import StepCounter
 
 LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -58,6 +59,7 @@ class Player:
         Raises:
             Told: the trainer refused what this simulator said.
             CodecError: the trainer said what does not read.
+        RemoteProtocolError: it said what can not be.
         """
         while True:
             try:
@@ -91,6 +93,7 @@ class Player:
                     await stream.send(to_bytes(Bye(steps=self.counter.steps)))
                     return
                 if isinstance(message, Welcome):
+                    check_welcome(message)
                     heartbeat_s, timeout_s = message.heartbeat_s, message.timeout_s
                     continue
                 if not isinstance(message, Reset | Act):

@@ -35,7 +35,7 @@ from world_transport import WorldTransport
 import pipeline.files
 import pipeline.metrics
 import services.learning
-from pipeline.errors import CodecError, first_failure
+from pipeline.errors import CodecError, RemoteProtocolError, first_failure
 from pipeline.messages.service import RunState
 from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
 from pipeline.queues.receiving_end import ReceivingEnd
@@ -193,7 +193,7 @@ class World:
                     return
                 except Told as told:
                     self._told(part, told)
-                except CodecError as error:
+                except (CodecError, RemoteProtocolError) as error:
                     self.watch.require(self.watch.damage, "deaths", f"{part} can not read: {error}")
                 finally:
                     self._count(part, player.counter)
