@@ -22,7 +22,8 @@ from pipeline.errors import Closed
 from pipeline.messages.service import Assembled, AssemblyState, BehaviorSteps, Cuts, Segments, StepBatch
 from pipeline.progress import ALL
 from pipeline.queues.interface import Board, SendingQueue
-from pipeline.runtime import Context, follow, publish_metrics, refuse_restart, start_name
+from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
+from pipeline.starts import start_name
 
 
 class Assembly:

@@ -42,9 +42,10 @@ from pipeline.messages.service import (
     SteppingState,
 )
 from pipeline.queues.interface import Board, Subscription
-from pipeline.runtime import Context, comes_before, follow, publish_metrics, refuse_restart, start_name
+from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
 from pipeline.settings.parameters import curricula
 from pipeline.specs import BehaviorSpec
+from pipeline.starts import comes_before, start_name
 
 STATE_FILE = "coordination.json"
 _SAVE_INTERVAL_S = 0.05
@@ -151,9 +152,9 @@ class Coordination:
         state = latest.get("state")
         if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
             return  # what its earlier starts have taken is known for certain once its queue was heard of
-        earlier = route.taken_before_start(state.start)
+        route.ledger.told(state)
         unrecorded = route.ledger.unrecorded
-        route.ledger.learner(state, earlier)
+        route.ledger.learner(state, route.ledger.taken_earlier)
         self._log_incidents(route)
         if unrecorded := route.ledger.unrecorded - unrecorded:
             self._context.log.warning("books_behind_weights", behavior=route.name, start=state.start, steps=unrecorded)
@@ -359,7 +360,7 @@ class Coordination:
             ledger = route.ledger
             for source in ledger.sources:
                 ledger.source_closed(source)
-            route.taken_before = route.taken = sum(source.received for source in ledger.sources.values())
+            ledger.took_all()
             self._log_incidents(route)
 
     # ---------------------------------------------------------------- inside

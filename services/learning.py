@@ -11,13 +11,14 @@ between updates: until then they wait in the queue, which is how a busy learner 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import anyio
 import numpy as np
 
 from pipeline.errors import Closed
-from pipeline.learning.checkpoints import CheckpointFolder, initial_folder, load
+from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
 from pipeline.learning.learner import Learner
 from pipeline.learning.report import UpdateReport
 from pipeline.learning.signals.gail import biased
@@ -90,7 +91,9 @@ class Learning:
         noted = await self._context.compute(self._folder.noted_version)
         restored = bool(self._folder.newest_first())
         if restored:
-            self._learner.restore(await self._context.compute(self._folder.load_latest))
+            checkpoint = await self._context.compute(self._folder.load_latest)
+            self._learner.restore(checkpoint)
+            self._taken.restore(checkpoint.taken)
         saved = self._learner.version
         self._learner.raise_version(max(noted, versions_seen))
         self._context.log.info(
@@ -163,6 +166,7 @@ class Learning:
                 stale=learner.stale + self._dropped,
                 duplicate=self._taken.duplicate,
                 latest=self._taken.latest,
+                restored=self._taken.restored,
                 done=learner.done,
                 checkpoint=self._checkpoint,
                 weights_sha256=learner.weights_sha256 if self._checkpoint else "",
@@ -293,8 +297,7 @@ class Learning:
             self._next_checkpoint = (self._learner.trained // every + 1) * every
             await self._save()
         elif self._team_changed() or self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval:
-            checkpoint = self._learner.checkpoint()
-            await self._context.compute(partial(self._folder.save_recovery, checkpoint))
+            await self._context.compute(partial(self._folder.save_recovery, self._make_checkpoint()))
             self._recovered_at = self._context.clock()
 
     def _team_changed(self) -> bool:
@@ -305,10 +308,14 @@ class Learning:
             self._team = assignment.draws[0].team
         return before is not None and before != self._team
 
+    def _make_checkpoint(self) -> Checkpoint:
+        """With how far what came was taken: what is sent again to who restores it was trained on, or is lost."""
+        return replace(self._learner.checkpoint(), taken=self._taken.keep())
+
     async def _save(self) -> None:
         if not self._learner.updates:
             return
-        checkpoint = self._learner.checkpoint()
+        checkpoint = self._make_checkpoint()
         path = await self._context.compute(partial(self._folder.save, checkpoint, self._behavior.keep_checkpoints))
         self._recovered_at = self._context.clock()
         self._checkpoint = str(path.relative_to(self._context.run.directory))

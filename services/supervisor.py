@@ -411,7 +411,7 @@ class Supervisor:
         stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
         simulators = [plan.name for plan in self._topology.simulators]
         with anyio.move_on_after(self._settings.stop_timeout_s):
-            while not all(self._has_said(self._parts[name]) for name in self._run.services):
+            while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
                 await anyio.sleep(_TURN_S)
         await self._stop(stepping, self._settings.stop_timeout_s)
         await self._stop(simulators, 5.0, ask=False)

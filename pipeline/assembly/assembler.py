@@ -118,6 +118,8 @@ class Assembler:
             yield from self._messages(0, everything=False)
         elif self._notes.results and not self.open_steps:
             yield from self._messages(0, everything=True)
+        if self._account.untold:
+            yield self.greeting()
 
     def greeting(self) -> Segments:
         """An empty message, so that its reader hears of this source before its first segment."""
@@ -277,7 +279,7 @@ class Assembler:
         following = joined([piece.following for piece in pieces], np.int64)
         per_segment = {name: joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
         return Segments(
-            **self._account.next_message(),
+            **self._account.next_message(len(rows)),
             cut=serial,
             observations=tuple(column[rows] for column in log.observations),
             next_observations=tuple(column[following] for column in log.observations),

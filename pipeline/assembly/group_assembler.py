@@ -114,6 +114,9 @@ class GroupAssembler:
         members = self.members.values()
         if any(one.closed_steps >= one.flush or (one.notes.results and not one.open_steps) for one in members):
             yield from self._messages()
+        for behavior, one in self.members.items():
+            if one.account.untold:
+                yield self.greeting(behavior)
 
     def greeting(self, behavior: str) -> Segments:
         """An empty message, so that its reader hears of this source before its first segment."""

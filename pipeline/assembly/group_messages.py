@@ -60,7 +60,7 @@ def message(members: Mapping[str, Members], behavior: str, closed: Closed | None
     own = closed.stays.get(behavior) or _no_stays()
     rows, times = own.rows, log.times[own.rows]
     return Segments(
-        **one.account.next_message(),
+        **one.account.next_message(len(rows)),
         cut=cut,
         lengths=own.lengths,
         observations=observations(log.observations, rows),

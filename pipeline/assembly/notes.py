@@ -46,6 +46,13 @@ class Account:
     received: int = 0
     orphaned: int = 0
     sequence: int = 0
+    handed_on: int = 0
+    told: int = 0
+
+    @property
+    def untold(self) -> bool:
+        """Whether there are steps that could not be recorded of which no message has told."""
+        return self.orphaned > self.told
 
     def begin(self, produced_before: int, ghosts: int) -> None:
         """A part has come."""
@@ -58,9 +65,11 @@ class Account:
         self.received += completed
         self.orphaned += completed - found
 
-    def next_message(self) -> dict[str, Any]:
-        """What the next message says of itself."""
+    def next_message(self, steps: int) -> dict[str, Any]:
+        """What the next message, of so many steps, says of itself."""
         self.sequence += 1
+        self.handed_on += steps
+        self.told = self.orphaned
         return {
             "behavior": self.behavior,
             "source": self.source,
@@ -69,6 +78,7 @@ class Account:
             "began": self.began or 0,
             "orphaned": self.orphaned,
             "received": self.received,
+            "handed_on": self.handed_on,
             "ghosts": self.ghosts,
         }
 

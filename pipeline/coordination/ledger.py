@@ -20,10 +20,12 @@ new name; what the old one had counted stays counted.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.messages.service import Books, Cut, LearnerState, Permit, Produced, Segments
+from pipeline.starts import comes_before
 
 
 @dataclass(slots=True)
@@ -35,12 +37,16 @@ class Origin:
         sequence: of its last message.
         received: steps that came in its messages.
         orphaned: steps it could not record.
+        taken: of those received, steps that learners have taken.
+        taken_before: of these, those that starts before the present one of the learner have.
     """
 
     began: int
     sequence: int = 0
     received: int = 0
     orphaned: int = 0
+    taken: int = 0
+    taken_before: int = 0
 
 
 @dataclass(slots=True)
@@ -66,6 +72,15 @@ class Source:
     ghosts: int = 0
     alive: bool = True
     closed: bool = False
+
+    def origin(self, name: str, began: int) -> Origin:
+        """One start of assembly; entered in its place where it is new."""
+        if name not in self.origins:
+            later = [one for one in self.origins if comes_before(name, one)]
+            moved = {one: self.origins.pop(one) for one in later}
+            self.origins[name] = Origin(began)
+            self.origins.update(moved)
+        return self.origins[name]
 
     @property
     def received(self) -> int:
@@ -154,6 +169,7 @@ class Ledger:
         self._learner_ghost = 0
         self._cut_at = -1
         self._told = 0
+        self._serving = ""
 
     # ---------------------------------------------------------------- the sums
 
@@ -209,6 +225,7 @@ class Ledger:
         source.produced = max(source.produced, produced.steps)
         source.ghosts = max(source.ghosts, produced.ghosts)
         source.agents = produced.agents
+        source.alive = not source.closed  # a learner may have told of it before it was heard of
         if produced.serial >= source.serial:
             source.serial, source.allowance = produced.serial, produced.allowance
 
@@ -226,11 +243,11 @@ class Ledger:
         """
         source = self._source(segments.source)
         before = source.lost
-        origin = source.origins.setdefault(segments.origin, Origin(segments.began))
+        origin = source.origin(segments.origin, segments.began)
         if segments.sequence <= origin.sequence:
             return 0
         origin.sequence, origin.orphaned = segments.sequence, segments.orphaned
-        origin.received += len(segments.log_probs)
+        origin.received = max(origin.received, segments.handed_on)
         source.produced = max(source.produced, segments.received)
         source.ghosts = max(source.ghosts, segments.ghosts)
         lost = source.lost - before
@@ -251,6 +268,45 @@ class Ledger:
         self._note("stepping", name, lost, "not yet acknowledged by assembly")
         return lost
 
+    def serve(self, start: str) -> None:
+        """From now on this start of the learner takes segments; those before it took what they have acknowledged."""
+        if start != self._serving:
+            self._serving = start
+            for origin in self._origins():
+                origin.taken_before = origin.taken
+
+    def took(self, segments: Segments) -> None:
+        """The learner has acknowledged segments."""
+        origin = self._source(segments.source).origin(segments.origin, segments.began)
+        origin.taken = max(origin.taken, segments.handed_on)
+
+    def took_all(self) -> None:
+        """What came was taken by a learner of a former run, or is gone with it."""
+        for origin in self._origins():
+            origin.taken = origin.taken_before = origin.received
+
+    def told(self, state: LearnerState) -> None:
+        """The learner says how far it has taken what came; our books may be older than what it says.
+
+        What its weights hold was taken by those before it, whether they could still acknowledge it or not.
+        """
+        for name, sources in state.latest.items():
+            for source_name, mark in sources.items():
+                source = self.sources.setdefault(source_name, Source(alive=False))
+                origin = source.origin(name, mark.began)
+                origin.received = max(origin.received, mark.steps)
+                source.produced = max(source.produced, mark.began + origin.received)
+        for name, sources in state.restored.items():
+            for source_name, mark in sources.items():
+                origin = self.sources[source_name].origins[name]
+                origin.taken = max(origin.taken, mark.steps)
+                origin.taken_before = max(origin.taken_before, mark.steps)
+
+    @property
+    def taken_earlier(self) -> int:
+        """Steps that learners before the present start of one had taken."""
+        return sum(origin.taken_before for origin in self._origins())
+
     def learner(self, state: LearnerState, taken_earlier: int) -> int:
         """The learner says where it stands.
 
@@ -269,13 +325,14 @@ class Ledger:
             kept = state.trained - own
             lost = max(0, held - kept)
             self.lost_learning += lost
-            # Where everything died at once, a checkpoint may be newer than the books, which are not flushed to the
-            # disk. What it holds beyond them was produced; without it the budget would allow as much more in flight.
+            # A checkpoint that does not say what it holds, as one that was put there by hand, may hold more than the
+            # books. That was produced; without it the budget would allow as much more in flight.
             beyond = max(0, kept - held)
-            # What was played and not acknowledged is sent again, and then played once more.
+            # What was played or too old, and not acknowledged, is sent again, and then played or too old once more.
             again = min(self.ghost, beyond)
-            self.ghost -= again
-            self.unrecorded += beyond - again
+            too_old = min(self.stale, beyond - again)
+            self.ghost, self.stale = self.ghost - again, self.stale - too_old
+            self.unrecorded += beyond - again - too_old
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
             self._learner, self._learner_stale, self._learner_ghost = state.start, 0, 0
         self.stale += state.stale - self._learner_stale
@@ -345,6 +402,9 @@ class Ledger:
 
     # ---------------------------------------------------------------- inside
 
+    def _origins(self) -> Iterator[Origin]:
+        return (origin for source in self.sources.values() for origin in source.origins.values())
+
     def _source(self, name: str) -> Source:
         if name not in self.sources:
             self.sources[name] = Source()
@@ -367,7 +427,7 @@ class Ledger:
 
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
-_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at")
+_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at", "_serving")
 
 
 def _unused(source: Source) -> int:

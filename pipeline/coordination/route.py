@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.coordination.ledger import Ledger
 from pipeline.errors import ServiceError
-from pipeline.messages.service import Segments
+from pipeline.messages.service import Marks, Segments
 from pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
 
 LAST_EPISODES: Final = 100
@@ -21,9 +22,7 @@ class Route:
 
     Attributes:
         held: deliveries that assembly still keeps, oldest first.
-        taken_before: steps its learners had taken before this start of coordination.
-        taken: steps its learners have taken in all.
-        latest: by start of assembly, by start of stepping, sequence of the last message the present learner took.
+        latest: how far the present learner has taken what came.
     """
 
     def __init__(self, name: str, ledger: Ledger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
@@ -32,17 +31,14 @@ class Route:
         self.receiver = receiver
         self.sender = sender
         self.held: deque[Delivery] = deque()
-        self.taken_before = 0
-        self.taken = 0
-        self.latest: dict[str, dict[str, int]] = {}
+        self.latest: Marks = {}
         self.last_returns: deque[float] = deque(maxlen=LAST_EPISODES)
         self.episodes = 0
         self.done = False
         self._acknowledged = 0
         self._released = 0
-        self._served = ""  # start of the learner that our former start served last
-        self._served_after = 0  # steps that those before it had taken
         sender.on_acknowledged(self._note_acknowledged)
+        sender.on_receiver(lambda _starts: ledger.serve(sender.receiver))
 
     @property
     def reward_mean(self) -> float | None:
@@ -57,15 +53,6 @@ class Route:
         """
         return sum(map(self._untaken, self.held)) + self.receiver.statistics().queued_steps
 
-    def taken_before_start(self, start: str) -> int:
-        """Steps that learners before this start of one had taken; it is the one that takes now.
-
-        One that our former start served already may have taken some of what that start counted last.
-        """
-        if start == self._served:
-            return self._served_after
-        return self.taken_before + self.sender.statistics().acknowledged_steps_earlier
-
     def empty(self) -> None:
         """Holds all that is queued: nothing is handed on any more, and `steps` is exact."""
         while not self.receiver.empty():
@@ -73,8 +60,8 @@ class Route:
 
     def _untaken(self, delivery: Delivery) -> int:
         segments: Segments = delivery.record
-        taken = self.latest.get(segments.origin, {}).get(segments.source, 0)
-        return delivery.steps if segments.sequence > taken else 0
+        taken = self.latest.get(segments.origin, {}).get(segments.source)
+        return 0 if taken is not None and segments.sequence <= taken.sequence else delivery.steps
 
     @property
     def releasable(self) -> int:
@@ -100,11 +87,8 @@ class Route:
 
     def to_plain(self) -> dict[str, Any]:
         """What a restart needs, as plain JSON values."""
-        served = self.sender.receiver or self._served
         return {
             "ledger": self.ledger.to_plain(),
-            "taken": self.taken,
-            "served": [served, self.taken_before_start(served)],
             "episodes": self.episodes,
             "last_returns": list(self.last_returns),
         }
@@ -112,14 +96,15 @@ class Route:
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what `to_plain` gave."""
         self.ledger.restore(plain["ledger"])
-        self.taken_before = self.taken = plain["taken"]
-        self._served, self._served_after = plain.get("served", ("", 0))  # newer than the file may be
+        if self.sender.receiver:
+            self.ledger.serve(self.sender.receiver)
         self.episodes = plain["episodes"]
         self.last_returns.extend(plain["last_returns"])
 
-    def _note_acknowledged(self, messages: int, steps: int) -> None:
+    def _note_acknowledged(self, messages: int, _steps: int) -> None:
+        for delivery in islice(self.held, self._acknowledged - self._released, messages - self._released):
+            self.ledger.took(delivery.record)
         self._acknowledged = messages
-        self.taken = self.taken_before + steps
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

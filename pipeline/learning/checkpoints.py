@@ -19,7 +19,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,15 @@ _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
 _STATE: Final = "state.json"
 _VERSION: Final = "version"
-_FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "files": dict}
+_FIELDS: Final = {
+    "behavior": str,
+    "description": dict,
+    "version": int,
+    "updates": int,
+    "trained": int,
+    "taken": dict,
+    "files": dict,
+}
 """Of the state, and their types."""
 _FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
@@ -65,6 +73,7 @@ class Checkpoint:
         version: of the weights published last.
         updates: done.
         trained: steps in them.
+        taken: how far what came had been taken: by start of assembly, by start of stepping, the numbers of a Mark.
         weights: of actor and critic.
         optimizer: moments and random state.
     """
@@ -76,6 +85,7 @@ class Checkpoint:
     trained: int
     weights: Arrays
     optimizer: Arrays
+    taken: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
 
 class CheckpointFolder:
@@ -241,7 +251,7 @@ def load(path: Path) -> Checkpoint:
             ValueError,
         ) as error:  # the latter: of a dtype numpy does not have
             raise _damaged(path / name, f"safetensors ({error})") from error
-    names = ("behavior", "description", "version", "updates", "trained")
+    names = ("behavior", "description", "version", "updates", "trained", "taken")
     return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
 
 
@@ -259,9 +269,16 @@ def _state(path: Path) -> dict[str, Any]:
             expected=f"format {FORMAT}",
             remedy="use the version of sparring that wrote it",
         )
+    state.setdefault("taken", {})  # newer than the format
     if wrong := [name for name, kind in _FIELDS.items() if type(state.get(name)) is not kind]:
         raise _damaged(path / _STATE, f"its own kind of value for {', '.join(wrong)}")
+    if not all(isinstance(own, dict) and all(map(_is_mark, own.values())) for own in state["taken"].values()):
+        raise _damaged(path / _STATE, "three whole numbers for each source of what was taken")
     return dict(state)
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(number) is int for number in value)
 
 
 def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -276,6 +293,7 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
         "version": checkpoint.version,
         "updates": checkpoint.updates,
         "trained": checkpoint.trained,
+        "taken": checkpoint.taken,
         "files": {name: _sha256(content) for name, content in files.items()},
     }
     state["sha256"] = _sha256(_canonical(state))

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from pipeline.messages.service import Segments
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+
+from pipeline.messages.service import Mark, Marks, Segments
 
 
 class Taken:
-    """Counts segments, and tells new ones from those that a restart of coordination sends again.
+    """Counts segments, and tells new ones from those that a restart of coordination or of the learner sends again.
 
     Attributes:
-        steps: taken, each once.
+        steps: taken since this start, each once.
         duplicate: steps that had been taken before.
-        latest: by start of assembly, by start of stepping, sequence of the last message taken.
+        latest: how far all has been taken, by those too whose weights were restored.
+        restored: how far that was when these weights were kept.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.duplicate = 0
-        self.latest: dict[str, dict[str, int]] = {}
+        self.latest: Marks = {}
+        self.restored: Marks = {}
 
     def is_new(self, segments: Segments) -> bool:
         """Whether they were not taken before; counts them either way."""
         latest, steps = self.latest.setdefault(segments.origin, {}), len(segments.log_probs)
-        if segments.sequence <= latest.get(segments.source, 0):
+        known = latest.get(segments.source)
+        if known is not None and segments.sequence <= known.sequence:
             self.duplicate += steps
             return False
-        latest[segments.source] = segments.sequence
+        latest[segments.source] = Mark(sequence=segments.sequence, began=segments.began, steps=segments.handed_on)
         self.steps += steps
         return True
+
+    def keep(self) -> dict[str, dict[str, list[int]]]:
+        """How far all has been taken, as plain JSON values."""
+        return {origin: {name: [*astuple(mark)] for name, mark in own.items()} for origin, own in self.latest.items()}
+
+    def restore(self, kept: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Goes on from what `keep` gave."""
+        marks = {
+            origin: {name: Mark(sequence=at, began=began, steps=steps) for name, (at, began, steps) in own.items()}
+            for origin, own in kept.items()
+        }
+        self.restored = marks
+        self.latest = {origin: {**own} for origin, own in marks.items()}

@@ -296,6 +296,7 @@ class Segments:
         began: steps the source had produced for the behavior when this origin first heard of it.
         orphaned: steps this origin could not record since its start, because they began before it.
         received: steps the source had produced by the last part that arrived, still open ones included.
+        handed_on: steps in all Segments of this origin, source and behavior up to these, which are included.
         cut: serial of the cut that these segments complete, else 0. Sent even when empty.
         lengths: [s] steps of each segment; 0 only in a group segment, for a member that has only what followed.
         observations: one [r, *shape] per observation, seen at the decision.
@@ -332,6 +333,7 @@ class Segments:
     began: int
     orphaned: int
     received: int
+    handed_on: int
     cut: int
     lengths: I32
     observations: tuple[Observation, ...]
@@ -382,6 +384,25 @@ class PolicyWeights:
     script: str = ""
 
 
+@record("mark")
+class Mark:
+    """How far a learner has taken the Segments of one origin and source.
+
+    Attributes:
+        sequence: of the last that it took.
+        began: as these say.
+        steps: `handed_on` of these.
+    """
+
+    sequence: int
+    began: int
+    steps: int
+
+
+Marks = dict[str, dict[str, Mark]]
+"""By start of assembly, by start of stepping."""
+
+
 @record("learner_state")
 class LearnerState:
     """Where a learner stands.
@@ -398,7 +419,8 @@ class LearnerState:
         stale: steps dropped as too old since this start.
         ghost: steps that were played and are not learned from, since this start.
         duplicate: steps dropped because they had been taken before, since this start.
-        latest: by start of assembly, by start of stepping, sequence of the last message taken since this start.
+        latest: how far it, and those before it whose weights it has restored, have taken what came.
+        restored: how far that was when those weights were kept.
         done: `max_steps` is reached.
         checkpoint: folder of the newest checkpoint within the run folder, "" for none.
         weights_sha256: of the weights published last.
@@ -415,7 +437,8 @@ class LearnerState:
     stale: int = 0
     ghost: int = 0
     duplicate: int = 0
-    latest: dict[str, dict[str, int]] = field(default_factory=dict)
+    latest: Marks = field(default_factory=dict)
+    restored: Marks = field(default_factory=dict)
     done: bool = False
     checkpoint: str = ""
     weights_sha256: str = ""

@@ -11,9 +11,18 @@ from pipeline.messages.service import Episodes, Permit, Produced, Segments
 
 
 def segments(
-    source: str, origin: str, sequence: int, *, steps: int, began: int, received: int, orphaned: int, cut: int = 0
+    source: str,
+    origin: str,
+    sequence: int,
+    *,
+    steps: int,
+    began: int,
+    received: int,
+    orphaned: int,
+    cut: int = 0,
+    before: int = 0,
 ) -> Segments:
-    """A message with the counts that a ledger reads, and no data."""
+    """A message with the counts that a ledger reads, and no data; `before` steps were in those before it."""
     f, i, none = np.zeros(steps, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
     return Segments(
         behavior="B",
@@ -23,6 +32,7 @@ def segments(
         began=began,
         orphaned=orphaned,
         received=received,
+        handed_on=before + steps,
         cut=cut,
         lengths=i,
         observations=(),
@@ -99,7 +109,7 @@ class Assembler:
         self.acting: set[int] = set()
         self.open: dict[int, list[int]] = {}
         self.closed: list[int] = []
-        self.sequence = 0
+        self.sequence = self.handed_on = 0
 
     def held(self) -> list[int]:
         return [step for steps in self.open.values() for step in steps] + self.closed

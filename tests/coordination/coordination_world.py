@@ -177,7 +177,9 @@ class Pipeline:
             received=assembler.received,
             orphaned=assembler.orphaned,
             cut=cut,
+            before=assembler.handed_on,
         )
+        assembler.handed_on += len(steps)
         self.unacknowledged.append(Message(record, steps))
 
     # ---------------------------------------------------------------- coordination

@@ -41,7 +41,7 @@ class Timed:
         self.open: list[list[int]] = [[] for _ in range(self.agents)]
         self.closed: list[list[int]] = []
         self.buffer: deque[list[int]] = deque()
-        self.buffered = self.produced = self.told = self.trained = self.training = self.sequence = 0
+        self.buffered = self.produced = self.told = self.trained = self.training = self.sequence = self.handed_on = 0
         self.allowance = self.serial = 0
         self.version, self.now, self.ended_at = 1, 0.0, 0.0
         self.next_frame = self.ends_at = float("inf")
@@ -102,9 +102,11 @@ class Timed:
         self.buffer += self.closed
         self.buffered += steps
         self.closed = []
+        counts = {"began": 0, "received": self.produced, "orphaned": 0}
         self.ledger.routed(
-            segments(SOURCE, "a.1", self.sequence, steps=steps, began=0, received=self.produced, orphaned=0, cut=cut)
+            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, cut=cut, before=self.handed_on)
         )
+        self.handed_on += steps
 
     def _begin(self) -> None:
         if self.training or self.buffered < self.buffer_size:

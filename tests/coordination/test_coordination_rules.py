@@ -96,7 +96,7 @@ def test_what_comes_late_of_an_earlier_start_is_not_lost() -> None:
     books = ledger()
     books.routed(segments("s.1", "a.1", 1, steps=10, began=0, received=50, orphaned=0))
     assert books.routed(segments("s.1", "a.2", 1, steps=0, began=50, received=50, orphaned=0)) == 40
-    books.routed(segments("s.1", "a.1", 2, steps=15, began=0, received=50, orphaned=0))
+    books.routed(segments("s.1", "a.1", 2, steps=15, began=0, received=50, orphaned=0, before=10))
     assert (books.lost, books.sources["s.1"].received) == (25, 25)
 
 

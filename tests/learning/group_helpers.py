@@ -49,7 +49,7 @@ def record(
     masks = np.array([step.mask for step in steps]) if masked and steps else None
     columns = {
         "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "sequence": 1, "began": 0, "orphaned": 0,
-        "received": len(steps), "cut": 0,
+        "received": len(steps), "handed_on": len(steps), "cut": 0,
         **{name: shown[name] for name in ("lengths", "observations", "next_observations", "continuous", "discrete")},
         "log_probs": np.array([step.log_prob for step in steps], np.float32),
         "masks": masks,

@@ -82,7 +82,7 @@ def segments(
 def _head(rows: int) -> dict:
     """What a message says of itself: the first of its origin, and no cut."""
     names = {"behavior": "Test", "source": "stepping-0.1", "origin": "assembly.1"}
-    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "cut": 0}
+    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "handed_on": rows, "cut": 0}
 
 
 def _ends(count: int) -> dict:

@@ -252,6 +252,7 @@ def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
     )  # fmt: skip
     return Segments(
         behavior="Test", source=source, origin="assembly.1", sequence=1, began=0, orphaned=0, received=rows,
+        handed_on=rows,
         cut=0, interrupted=batch.ended & ~batch.terminated, group_ended=np.zeros(count, np.bool_),
         teams=np.zeros(count, np.int32), groups=np.zeros(count, np.int64), agents=batch.lives,
         simulators=np.zeros(count, np.int32), episodes=no_episodes(),

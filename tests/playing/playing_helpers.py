@@ -133,6 +133,7 @@ def message(
         began=0,
         orphaned=0,
         received=0,
+        handed_on=0,
         cut=0,
         lengths=np.array([split.after - split.first for split in splits], np.int32),
         observations=tuple(np.concatenate(list(column)) for column in zip(*rows, strict=True)),

@@ -197,8 +197,7 @@ def test_an_act_that_does_not_fit_is_refused_and_told(trainer: Trainer, index: i
         (b"\xff\xff\xff\xff\x01\x00\x00\x00", "malformed"),
         (Welcome(version=2, connection=1, heartbeat_s=1, timeout_s=2), "version"),
         (Welcome(version=1, connection=1, heartbeat_s=0, timeout_s=2), "internal"),
-        (Welcome(version=1, connection=1, heartbeat_s=float("nan"), timeout_s=2), "internal"),
-        (Welcome(version=1, connection=1, heartbeat_s=1, timeout_s=float("inf")), "internal"),
+        (Welcome(version=1, connection=1, heartbeat_s=1e-300, timeout_s=2), "internal"),
         (Reset(), "unexpected_message"),
     ],
 )
