@@ -16,7 +16,7 @@ from pipeline.queues.wire import Bye, Data, EndId, Grant, Hello, Timing, parse_i
 REMEMBERED: Final = 64
 """Departed senders that are still known: for the one that was only silent, and for late news."""
 READINGS: Final = 3
-"""Copies of a message that are asked for at once; more of them, and who waits is told, with time between them."""
+"""Copies of a message that are asked for at once; after that one comes with each Hello, and it is told of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +213,9 @@ class ReceiverState:
 
     def _ask_again(self, now: float, peer: Peer) -> None:
         self.refused += 1
-        peer.ask = True
-        self._schedule(peer, now if peer.unreadable < READINGS else now + self._timing.retry)
+        if peer.unreadable < READINGS:  # else it comes again with its sender's next Hello
+            peer.ask = True
+            self._schedule(peer, now)
 
     def on_bye(self, bye: Bye) -> None:
         """A sender closed in order."""

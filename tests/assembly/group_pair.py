@@ -42,7 +42,9 @@ class GroupPair:
             if wake:
                 self.twin.apply(wake)
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
-        worth = any(one.closed_steps >= self.sizes[name].flush for name, one in self.assembler.members.items())
+        members = self.assembler.members
+        worth = any(one.closed_steps >= self.sizes[name].flush for name, one in members.items())
+        worth |= any(one.account.untold for one in members.values())
         taken = self.take(self.assembler.flush())
         assert worth or not taken
         assert not any(message.cut for message in taken)

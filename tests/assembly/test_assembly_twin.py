@@ -28,6 +28,7 @@ class Pair:
         self.episodes = EpisodesTwin()
         self.messages: list[Segments] = []
         self.began: int | None = None
+        self.orphaned = 0
 
     def apply(self, ticks: list[Tick]) -> None:
         if self.began is None:
@@ -37,7 +38,8 @@ class Pair:
             self.twin.apply(tick)
         part = told(ticks)
         self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
-        worth = self.assembler.closed_steps >= self.sizes.flush
+        worth = self.assembler.closed_steps >= self.sizes.flush or self.assembler.orphaned > self.orphaned
+        self.orphaned = self.assembler.orphaned
         messages = self.take(self.assembler.flush())
         assert bool(messages) == worth
         assert self.assembler.closed_steps < self.sizes.flush

@@ -10,7 +10,7 @@ import pytest
 from coordination_parts import produced, segments
 
 from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import LearnerState
+from pipeline.messages.service import LearnerState, Mark
 
 
 def ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> Ledger:
@@ -218,3 +218,58 @@ def test_a_death_or_a_birth_among_the_sources_renews_the_cut() -> None:
     books.stepped("stepping-0.2", produced(100, 1, 102, 4))
     assert books.next_cut()
     assert books.cut.marks == {"stepping-0.2": 100}
+
+
+# ---------------------------------------------------------------- what a learner knows better than the books
+
+
+def marks(origin: str, sequence: int, steps: int, began: int = 0) -> dict[str, dict[str, Mark]]:
+    return {origin: {"s.1": Mark(sequence=sequence, began=began, steps=steps)}}
+
+
+def test_books_that_are_older_than_the_weights_learn_of_what_these_hold() -> None:
+    """Coordination and the learner died: 20 of 60 steps were taken and in no saved books; they are sent again."""
+    books = ledger()
+    books.serve("learning-B.1")
+    first = segments("s.1", "a.1", 1, steps=40, began=0, received=70, orphaned=0)
+    books.routed(first)
+    books.took(first)
+    twin = ledger()
+    twin.restore(json.loads(json.dumps(books.to_plain())))
+    twin.serve("learning-B.2")
+    restored = marks("a.1", 2, 60)
+    twin.told(said := state(2, trained=50, latest=restored, restored=restored))
+    assert twin.taken_earlier == 60
+    assert twin.learner(said, twin.taken_earlier) == 10  # in its buffer
+    again = segments("s.1", "a.1", 2, steps=20, began=0, received=70, orphaned=0, before=40)
+    assert twin.is_new(again), "its episodes have not been counted"
+    assert twin.routed(again) == 0
+    twin.took(again)
+    assert (twin.produced, twin.trained, twin.lost, twin.unrecorded, twin.books().open) == (70, 50, 10, 0, 10)
+    twin.serve("learning-B.3")
+    assert twin.taken_earlier == 60
+
+
+def test_what_a_living_learner_has_of_an_assembly_that_died_was_not_lost_with_it() -> None:
+    """The books of before do not know of its last message, and nobody can send that again."""
+    books = ledger()
+    books.told(state(latest=marks("a.1", 3, 30), taken=30, buffered=30))
+    books.routed(segments("s.1", "a.2", 1, steps=0, began=32, received=32, orphaned=0))
+    assert (books.lost, books.sources["s.1"].received) == (2, 30)
+
+
+def test_starts_of_assembly_count_in_their_order_whoever_tells_of_them_first() -> None:
+    """Of 50 steps 18 are gone with the first start, and 10 are with the second."""
+    books = ledger()
+    books.routed(segments("s.1", "a.2", 1, steps=22, began=30, received=62, orphaned=0))
+    books.told(state(latest=marks("a.1", 3, 12), taken=12, buffered=12))
+    assert [*books.sources["s.1"].origins] == ["a.1", "a.2"]
+    assert (books.lost, books.sources["s.1"].missing) == (18, 10)
+
+
+def test_a_source_that_a_learner_tells_of_has_no_permit_before_it_is_heard_of_itself() -> None:
+    books = ledger()
+    books.told(state(latest=marks("a.1", 1, 5), taken=5, buffered=5))
+    assert books.permits() == {}
+    books.stepped("s.1", produced(5, 0, 0, 4))
+    assert books.permits()["s.1"].allowance == 5 + 195

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 from dataclasses import replace
@@ -441,3 +442,25 @@ def test_ratings_say_what_the_learner_made_of_each_opponent(tmp_path: Path) -> N
     assert (found.team, found.learning) == (0, True)
     assert found.elo > 1200 > found.opponents["A@1"].elo
     assert (found.opponents["A@1"].matches, found.opponents["A@1"].win_rate) == (3, 1.0)
+
+
+def test_weights_that_a_full_disk_refused_are_not_forgotten_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next ones come before there is room: a snapshot that the window names is not those."""
+    run = Run(tmp_path, {"A": (0, 1)}, save_steps=1, swap_steps=1, team_change=FAR, window=4)
+    run.begin()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.coordination.snapshots.write_atomically", full)
+        for version in (2, 3):
+            with pytest.raises(OSError, match="no room"):
+                run.ghosts.weights(weights("A", version, 10 * version))
+    run.keep()
+    assert {2, 3} <= set(run.rules.sides["A"].window)
+    for version in (2, 3):
+        found = Snapshots(tmp_path).load("A", version)
+        assert np.array_equal(found.arrays["actor.weight"], weights("A", version).arrays["actor.weight"])
