@@ -44,9 +44,10 @@ class GroupPair:
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
         members = self.assembler.members
         worth = any(one.closed_steps >= self.sizes[name].flush for name, one in members.items())
-        worth |= any(one.account.untold for one in members.values())
+        untold = any(one.account.untold for one in members.values())
         taken = self.take(self.assembler.flush())
-        assert worth or not taken
+        assert worth or untold or not taken
+        assert not any(one.account.untold for one in members.values())
         assert not any(message.cut for message in taken)
         if worth:
             self.check_sent()
