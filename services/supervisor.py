@@ -8,36 +8,31 @@ unblocked by   coordination's "finished"; SIGINT or SIGTERM; a failure beyond th
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import secrets
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from pipeline import logs
-from pipeline.files import write_atomically
 from pipeline.hosting import Hosted
-from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.machines import RemotePart
 from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState, SteppingState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
-from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
+from pipeline.monitoring.summary import Status
 from pipeline.queues.interface import Subscription, Transport
 from pipeline.rotation import full, trim
 from pipeline.settings import started_by_hand
 from pipeline.writing import COUNTER
 from services.exports import Exports
-from services.topology import Restarts, ServicePlan, SimulatorPlan, Topology
+from services.outcome import LastWords, Outcome
+from services.parts import Part, Parts
+from services.topology import ServicePlan, SimulatorPlan, Topology
 
 HANG_S = 9.0
 """A service that answered once and then not for this long is taken for dead: known within 10 s."""
@@ -85,36 +80,6 @@ class Launcher(Protocol):
         """Starts a foreign program that ends with us."""
 
 
-@dataclass
-class Part:
-    """A service or simulator that is kept running.
-
-    Attributes:
-        name: as "learning-Ball".
-        start: starts it once; gets the number of the start.
-        restarts: how often it may fail.
-        hosted: its present start.
-        starts: how often it was started.
-        failures: when it failed lately.
-        slow: starts in a row that took too long.
-        stopping: it is being ended: its end is no failure.
-        failure: what went wrong while it was being ended; "" for nothing.
-        ended: it is not started any more.
-    """
-
-    name: str
-    start: Callable[[int], Hosted]
-    restarts: Restarts
-    hosted: Hosted | None = None
-    starts: int = 0
-    started_at: float = 0.0
-    failures: deque[float] = field(default_factory=deque)
-    slow: int = 0
-    stopping: bool = False
-    failure: str = ""
-    ended: anyio.Event = field(default_factory=anyio.Event)
-
-
 class Supervisor:
     """One run.
 
@@ -144,8 +109,9 @@ class Supervisor:
         self._log = logs.get(service="supervisor")
         self._session = secrets.token_hex(3)
         self._boards: dict[str, Subscription] = {}
-        self._parts: dict[str, Part] = {}
+        self._words = LastWords(self._boards)
         self._over = anyio.Event()
+        self._parts = Parts(self._settings.restarts, self._over, self._keeps, self._fail, clock, self._log)
         self._status: Status = "completed"
         self._error: str | None = None
         self._signals = 0
@@ -169,9 +135,9 @@ class Supervisor:
                 self._boards[plan.name] = await self._transport.subscribe(plan.name, BOARD_PACE_S)
             tasks.start_soon(self._signalled)
             for plan in self._topology.services:
-                self._keep(tasks, plan.name, partial(self._start_service, plan))
+                self._parts.keep(tasks, plan.name, partial(self._start_service, plan))
             for simulator in self._topology.simulators:
-                self._keep(tasks, simulator.name, partial(self._start_simulator, simulator), simulator.restarts)
+                self._parts.keep(tasks, simulator.name, partial(self._start_simulator, simulator), simulator.restarts)
             if self._exports is not None:
                 tasks.start_soon(self._exports.run)
                 tasks.start_soon(self._follow_checkpoints, self._exports)
@@ -191,7 +157,7 @@ class Supervisor:
                 await self._stop_in_order()
                 await self._last_exports()
             tasks.cancel_scope.cancel()
-        self._write_summary(self._clock() - began)
+        self._tell(self._clock() - began)
         return self._status
 
     # ---------------------------------------------------------------- parts
@@ -205,35 +171,6 @@ class Supervisor:
     def _start_simulator(self, plan: SimulatorPlan, _number: int) -> Hosted:
         return self._processes.watched(plan.name, plan.command, plan.environment)
 
-    def _keep(
-        self, tasks: TaskGroup, name: str, start: Callable[[int], Hosted], restarts: Restarts | None = None
-    ) -> None:
-        usual = self._settings.restarts
-        part = Part(name, start, restarts or Restarts(budget=usual.budget, period_s=usual.period_s))
-        self._parts[name] = part
-        tasks.start_soon(self._run_part, part)
-
-    async def _run_part(self, part: Part) -> None:
-        """Starts a part again and again, until it is stopped or fails too often."""
-        try:
-            while self._keeps(part):
-                part.starts += 1
-                part.started_at = self._clock()
-                try:
-                    part.hosted = part.start(part.starts)
-                except OSError as error:
-                    self._fail(f"{part.name} can not be started: {error}")
-                    return
-                self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
-                failure = await part.hosted.wait()
-                if part.stopping:
-                    part.failure = failure
-                    return
-                if not self._keeps(part) or not await self._may_restart(part, failure):
-                    return
-        finally:
-            part.ended.set()
-
     def _keeps(self, part: Part) -> bool:
         """Whether a part is to run: at the end of a run a service still is until its turn has come to be stopped.
 
@@ -243,27 +180,6 @@ class Supervisor:
             return False
         in_order = self._status in ("completed", "stopped") and self._signals < 2
         return not self._over.is_set() or (in_order and part.name in self._run.services)
-
-    async def _may_restart(self, part: Part, failure: str) -> bool:
-        """Waits before the next start; False where there is none."""
-        assert part.hosted is not None
-        limits, usual = part.restarts, self._settings.restarts
-        said = failure or "ended without being asked to"
-        now = self._clock()
-        part.failures.append(now)
-        while part.failures and now - part.failures[0] > limits.period_s:
-            part.failures.popleft()
-        self._log.warning("failed", part=part.name, error=said, failures=len(part.failures), notice=True)
-        if part.hosted.hopeless or len(part.failures) > limits.budget or part.starts > limits.lifetime:
-            within = len(part.failures) <= limits.budget
-            times = f" {part.starts} times" if within else f" {len(part.failures)} times in {limits.period_s:g} s"
-            often = "" if part.hosted.hopeless else times
-            self._fail(f"{part.name} failed{often}: {said}")
-            return False
-        wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (len(part.failures) - 1))
-        with anyio.move_on_after(wait_s):
-            await self._over.wait()
-        return self._keeps(part)
 
     # ---------------------------------------------------------------- what ends a run
 
@@ -286,7 +202,7 @@ class Supervisor:
         for name in self._run.learners:
             if self._topology.place(f"learning-{name}") != self._topology.host:
                 continue  # exported where it is
-            state = self._latest(f"learning-{name}", "state", LearnerState)
+            state = self._words.of(f"learning-{name}", "state", LearnerState)
             if state is not None:
                 exports.saw(name, state.checkpoint)
 
@@ -306,7 +222,7 @@ class Supervisor:
                 self._signals += 1
                 if self._signals > 1:
                     self._log.warning("stopped_at_once", notice=True)
-                    for part in self._parts.values():
+                    for part in self._parts:
                         part.stopping = True
                         if part.hosted is not None:
                             part.hosted.kill()
@@ -423,7 +339,7 @@ class Supervisor:
         """Whether the present start of a service has said where it stands, if a former one had."""
         if part.starts < 2 or not self._keeps(part):
             return True
-        said = [self._latest(part.name, key, kind) for key, kind, _ in _STANDS]
+        said = [self._words.of(part.name, key, kind) for key, kind, _ in _STANDS]
         starts = [getattr(one, start) for one, (*_, start) in zip(said, _STANDS, strict=True) if one is not None]
         return all(start == self._label(part.name, part.starts) for start in starts)
 
@@ -455,71 +371,12 @@ class Supervisor:
         else:
             self._log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
 
-    def _write_summary(self, wall_s: float) -> None:
-        figures = self._figures()
-        run = self._latest("coordination", "run", RunState)
-        rated = {} if run is None else run.ratings
-        kept: dict[str, Kept] = {}
-        for name in figures:
-            state = self._latest(f"learning-{name}", "state", LearnerState)
-            host = self._topology.place(f"learning-{name}")
-            here = host == self._topology.host
-            folder = str(self._run.directory) if here else f"{host}:{self._run.id}"
-            saved = None if state is None or not state.checkpoint else f"{folder}/{state.checkpoint}"
-            # One that died or hangs has saved nothing at the end: what a resumed run goes on from is the newest there.
-            there = [] if saved or not here else CheckpointFolder(self._run.directory, name).newest_first()
-            kept[name] = Kept(
-                checkpoint=next((str(path) for path in (saved, *there) if path is not None), None),
-                weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
-                self_play=dataclasses.asdict(rated[name]) if name in rated else None,
-            )
-        content = summary(
-            run_id=self._run.id,
-            status=self._status,
-            wall_s=wall_s,
-            error=self._error,
-            behaviors=figures,
-            kept=kept,
-        )
+    def _tell(self, wall_s: float) -> None:
+        """Writes the summary; where that fails, so has the run."""
+        if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s):
+            self._spoil(failure)
         path = self._run.directory / "summary.json"
-        try:
-            write_atomically(path, json.dumps(content, indent=2).encode())
-        except OSError as failure:
-            self._spoil(f"{path} can not be written: {failure}")
-            self._log.info("unwritten_summary", notice=True, **content)
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
-
-    def _figures(self) -> dict[str, Figures]:
-        """The monitor's figures, with the steps that are still open counted in each stage."""
-        try:
-            figures = from_status(json.loads((self._run.directory / "status.json").read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._log.warning("figures_missing", error=repr(error))
-            return {}
-        return {name: self._with_books(name, figure) for name, figure in figures.items()}
-
-    def _with_books(self, name: str, figures: Figures) -> Figures:
-        run = self._latest("coordination", "run", RunState)
-        learner = self._latest(f"learning-{name}", "state", LearnerState)
-        if run is None or learner is None or name not in run.books:
-            return figures
-        assembly = self._latest("assembly", "state", AssemblyState)
-        held = {} if assembly is None else assembly.held.get(name, {})
-        open_steps = sum(source.open + source.closed for source in held.values())
-        open_steps += run.routed[name] + learner.buffered + learner.training
-        books = run.books[name]
-        counted = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
-        found = dataclasses.replace(
-            figures, steps=learner.trained, updates=learner.updates, books={**counted, "open": open_steps}
-        )
-        if not found.balanced:
-            self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
-        return found
-
-    def _latest(self, service: str, key: str, kind: type[Any]) -> Any:
-        board = self._boards.get(service)  # a tournament has no learners
-        record = None if board is None else board.latest.get(key)
-        return record if isinstance(record, kind) else None
 
 
 def _stopped_late(name: str) -> int:

@@ -156,7 +156,7 @@ class World:
         async with transport:
             supervisor = Supervisor(topology, self, None, transport, trio.current_time)  # type: ignore[arg-type]
             supervisor._session = "s"
-            supervisor._log = Log(self, "supervisor")
+            supervisor._log = supervisor._parts._log = Log(self, "supervisor")
             supervisor._signalled = anyio.sleep_forever  # type: ignore[method-assign]
             self.status = await supervisor.supervise()
 
