@@ -86,6 +86,7 @@ def test_services_import_no_services_but_the_topology() -> None:
         "topology.py": {"services.ports"},
         "supervisor.py": {"services.topology", "services.exports", "services.outcome", "services.parts"},
         "outcome.py": {"services.topology"},
+        "coordination.py": {"services.coordinator"},
         "parts.py": {"services.topology"},
         "hosts.py": {"services.topology"},
         "launch.py": {"services.topology", "services.supervisor", "services.hosts", "services.machines"},

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from pipeline.errors import ServiceError
-from services.coordination import STATE_FILE, Coordination
+from services.coordinator import STATE_FILE, Coordination
 
 
 def coordination_in(folder: Path) -> Coordination:
