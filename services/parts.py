@@ -78,6 +78,10 @@ class Parts:
         """A part by its name."""
         return self._parts[name]
 
+    def get(self, name: str) -> Part | None:
+        """A part by its name; None where there is none."""
+        return self._parts.get(name)
+
     def __iter__(self) -> Iterator[Part]:
         """All of them."""
         return iter(self._parts.values())

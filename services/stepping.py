@@ -240,6 +240,7 @@ class Stepping:
                 simulators=len(self.stepper.connections),
                 deterministic=self.stepper.deterministic,
                 final=self._final,
+                given_up=dict(self.simulators.given_up),
             ),
         )
 

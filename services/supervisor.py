@@ -115,6 +115,7 @@ class Supervisor:
         self._status: Status = "completed"
         self._error: str | None = None
         self._signals = 0
+        self._given_up: dict[tuple[str, str], int] = {}  # by start of stepping and number of the simulator
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
         by_hand = started_by_hand(topology.run.settings)
         self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
@@ -260,6 +261,7 @@ class Supervisor:
                 metrics = board.latest.get("metrics")
                 if isinstance(metrics, Metrics) and name in self._run.services:
                     self._stalls.update(metrics, now)
+            self._check_simulators(now)
             self._check_progress(self._stalls.look(now), now)
 
     async def _trim(self) -> None:
@@ -294,6 +296,19 @@ class Supervisor:
             part.started_at = now
             part.slow += starting
             part.hosted.kill()
+
+    def _check_simulators(self, now: float) -> None:
+        """Ends simulators of ours that stepping has given up: one that hangs would never come back by itself."""
+        for name in self._run.stepping:
+            state = self._words.of(name, "state", SteppingState)
+            for number, times in {} if state is None else state.given_up.items():
+                key = (state.source, number)
+                fresh, self._given_up[key] = times > self._given_up.get(key, 0), times
+                part = self._parts.get(f"simulator-{number}")  # none that was started by hand
+                limit_s = self._settings.simulator_timeout_s
+                if fresh and part is not None and part.hosted is not None and now - part.started_at > limit_s:
+                    self._log.warning("silent", part=part.name, seconds=limit_s, notice=True)
+                    part.hosted.kill()
 
     def _check_writes(self, name: str, board: Subscription, now: float) -> None:
         """Tells of a service that can not write: on a full disk its own log can not either."""

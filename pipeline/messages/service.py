@@ -488,6 +488,7 @@ class SteppingState:
         simulators: connected now.
         deterministic: False once a simulator left a lockstep run, which ends its promise.
         final: it has stopped in order, and says no more.
+        given_up: by number of the simulator, how often it was given up because it was silent.
     """
 
     source: str
@@ -495,6 +496,7 @@ class SteppingState:
     simulators: int
     deterministic: bool = True
     final: bool = False
+    given_up: dict[str, int] = field(default_factory=dict)
 
 
 @record("permit")

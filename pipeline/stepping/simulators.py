@@ -91,10 +91,12 @@ class Simulators:
 
     Attributes:
         guard: what they are held to.
+        given_up: by number of the simulator, how often it was given up because it was silent.
     """
 
     def __init__(self, stepper: Stepper, house: House) -> None:
         self.stopping = False
+        self.given_up: dict[str, int] = {}
         self.guard = Guard(house.settings.limits, house.registry, house.log, house.clock)
         self._stepper = stepper
         self._house = house
@@ -159,6 +161,8 @@ class Simulators:
                 elif peer.scope.cancelled_caught:
                     limit_s = self._house.settings.simulator_timeout_s
                     self._say("simulator_silent", peer, limit_s=limit_s)
+                    if peer.number is not None:
+                        self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
                     await _part(peer, _silence(limit_s))
         except* GONE as failure:
             if not self.stopping:

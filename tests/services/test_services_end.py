@@ -14,7 +14,7 @@ from services_graph import settings_text
 from trio.testing import MockClock
 
 from pipeline import files
-from pipeline.messages.service import RunState
+from pipeline.messages.service import RunState, SteppingState
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.settings import parse_settings
 from services.supervisor import START_S, Supervisor
@@ -63,11 +63,19 @@ class Host:
 
     def __init__(self, failures: dict[str, str]) -> None:
         self.starts: dict[str, list[float]] = {}
+        self.latest: dict[str, Fake] = {}
         self._failures = failures
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Fake:
-        self.starts.setdefault(plan.name, []).append(anyio.current_time())
-        return Fake(self._failures.get(plan.name, ""))
+        return self._started(plan.name)
+
+    def watched(self, name: str, command: object, environment: object) -> Fake:
+        return self._started(name)
+
+    def _started(self, name: str) -> Fake:
+        self.starts.setdefault(name, []).append(anyio.current_time())
+        self.latest[name] = Fake(self._failures.get(name, ""))
+        return self.latest[name]
 
 
 async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, Any] | None]:
@@ -129,3 +137,55 @@ async def test_a_start_that_took_too_long_is_followed_by_one_with_twice_the_time
     gaps = [(after - before) / START_S for before, after in itertools.pairwise(times)]
     assert [math.floor(gap) for gap in gaps] == [1, 2, 4, 8]
     assert all(gap - math.floor(gap) < 0.1 for gap in gaps)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("part", "again"), [("assembly", True), ("simulator-0", False)])
+async def test_a_service_that_is_dead_when_a_run_ends_is_started_once_more(
+    tmp_path: Path, part: str, again: bool
+) -> None:
+    """What it held is counted by its next start, and its turn to stop comes later. A simulator holds nothing."""
+    text = settings_text() + "simulators: [{name: balance}]\n"
+    topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub = Host({part: "killed"}), MemoryHub()
+    async with MemoryTransport(hub, start="coordination.1") as own, MemoryTransport(hub, start="supervisor.1") as other:
+        board = await own.board("coordination")
+        supervisor = Supervisor(topology, host, host, other, clock=anyio.current_time)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(5)
+            host.latest[part].stop()
+            await anyio.sleep(0.01)
+            board.publish("run", FINISHED)
+    assert len(host.starts[part]) == (2 if again else 1)
+    if again:
+        assert host.starts[part][1] - host.starts[part][0] < 5.5, "nobody waits any more"
+
+
+@pytest.mark.anyio
+async def test_a_simulator_that_was_given_up_is_ended_and_started_again(tmp_path: Path) -> None:
+    """One that hangs would never come back; one that is younger than the silence was not meant."""
+    text = settings_text() + "simulators: [{name: balance, count: 2}]\n"
+    settings = parse_settings(text, "test").settings
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub = Host({}), MemoryHub()
+    limit_s = settings.pipeline.simulator_timeout_s
+    async with MemoryTransport(hub, start="stepping-0.1") as own, MemoryTransport(hub, start="supervisor.1") as other:
+        board = await own.board("stepping-0")
+        supervisor = Supervisor(topology, host, host, other, clock=anyio.current_time)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            for after_s, given_up in (
+                (limit_s / 2, {"0": 1}),
+                (limit_s, {"0": 1, "1": 1, "7": 1}),
+                (1.0, {"0": 1, "1": 2}),
+            ):
+                await anyio.sleep(after_s)
+                board.publish(
+                    "state", SteppingState(source="stepping-0.1", behaviors={}, simulators=2, given_up=given_up)
+                )
+            await anyio.sleep(3)
+            tasks.cancel_scope.cancel()
+    assert len(host.starts["simulator-0"]) == 1
+    (first, second) = host.starts["simulator-1"]
+    assert second - first > limit_s
