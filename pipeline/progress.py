@@ -22,6 +22,9 @@ ALL: Final = "*"
 SIMULATORS: Final = "simulators"
 """The source of what comes from outside."""
 
+DISK: Final = "the disk"
+"""The source of room for what has to be written."""
+
 CREDIT: Final = "credit."
 """Begins what is waited for where a queue is full."""
 

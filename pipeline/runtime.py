@@ -169,8 +169,9 @@ class Context:
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.service, self.start)
-        self.writing = Writing(self.registry, self.log, self.clock, self.run.settings.pipeline.stall_timeout_s)
         self.progress = Progress(self.registry, self.clock)
+        limit_s = self.run.settings.pipeline.stall_timeout_s
+        self.writing = Writing(self.registry, self.log, self.clock, limit_s, self.progress)
 
     def numbers(self) -> Metrics:
         """All its numbers now, for its board."""

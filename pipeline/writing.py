@@ -9,6 +9,7 @@ import anyio
 
 from pipeline.errors import NoRoom
 from pipeline.metrics import Registry
+from pipeline.progress import ALL, DISK, Progress
 
 T = TypeVar("T")
 
@@ -27,13 +28,22 @@ class Writing:
         log: of the service.
         clock: seconds, only rising.
         limit_s: seconds without success after which `until_done` gives up.
+        progress: of the service: what waits for room is said there.
     """
 
-    def __init__(self, registry: Registry, log: Any, clock: Callable[[], float], limit_s: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        log: Any,
+        clock: Callable[[], float],
+        limit_s: float,
+        progress: Progress | None = None,
+    ) -> None:
         self._registry = registry
         self._log = log
         self._clock = clock
         self._limit_s = limit_s
+        self._progress = Progress(registry, clock) if progress is None else progress
         self._said_at: float | None = None
 
     def failed(self, error: OSError, what: str) -> None:
@@ -56,14 +66,21 @@ class Writing:
             NoRoom: it failed for too long.
         """
         began, limit_s = self._clock(), self._limit_s if limit_s is None else limit_s
+        waited = False
         while True:
             try:
-                return await write()
+                done = await write()
             except OSError as error:
                 self.failed(error, what)
+                self._progress.waits(ALL, "room", DISK, said=f"room on the disk for {what}")
+                waited = True
                 if self._clock() - began >= limit_s:
                     raise NoRoom(
                         f"got {error} for {limit_s:g} s; expected to write {what}, without which nothing goes on; "
                         "make room, then go on with --resume"
                     ) from error
+            else:
+                if waited:
+                    self._progress.works()
+                return done
             await anyio.sleep(_AGAIN_S)

@@ -25,6 +25,7 @@ from pipeline.machines import RemotePart
 from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState, SteppingState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Status
+from pipeline.progress import SIMULATORS
 from pipeline.queues.interface import Subscription, Transport
 from pipeline.rotation import full, trim
 from pipeline.settings import started_by_hand
@@ -324,7 +325,7 @@ class Supervisor:
         for root in self._patience.over(stalls):
             self._log.info("goes_on", root=root, notice=True)
         for stall in self._patience.news(stalls, now):
-            count = self._patience.count(now) if stall.kind != "outside" or self._launches else 0
+            count = self._patience.count(now) if stall.root != SIMULATORS or self._launches else 0
             self._log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
             if self._patience.exhausted:
                 self._log.error("run_stalled", error=stall.text, notice=True)

@@ -36,7 +36,7 @@ LAYERS["networks"] = _STAGE
 LAYERS["stepping"] = _STAGE | {"networks", "unity", "keys"}
 LAYERS["learning"] = _STAGE | {"demonstrations", "networks", "sequences"}
 LAYERS["settings"] = _STAGE | {"simulation", "assembly", "coordination", "networks", "learning", "stepping"}
-LAYERS["writing"] = {"errors", "metrics"}
+LAYERS["writing"] = {"errors", "metrics", "progress"}
 LAYERS["lifeline"] = set()
 LAYERS["rotation"] = LAYERS["doctor"] = set()
 LAYERS["hosting"] = {"errors", "logs", "lifeline"}

@@ -2,9 +2,9 @@
 
 Every stage says what it waits for and from whom (`Metrics.waits`), and what it has passed on (counters `passed.*`).
 Who needs something asks down that chain, from a learner on, until there is one that waits for nobody: it is *stuck*
-where its watermarks stand still although it works; or for the simulators, which are *outside*; or for one that is
-in the chain already, a *ring*. A chain whose end has not moved for a set time is a stall. A stage that merely waits
-for another is never to blame, and one that nobody waits for is not looked at.
+where its watermarks stand still although it works; or for the simulators or the disk, which are *outside*; or for one
+that is in the chain already, a *ring*. A chain whose end has not moved for a set time is a stall. A stage that merely
+waits for another is never to blame, and one that nobody waits for is not looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from pipeline.messages.service import Metrics, Wait
-from pipeline.progress import ALL, CREDIT, PASSED, SIMULATORS, readable
+from pipeline.progress import ALL, CREDIT, DISK, PASSED, SIMULATORS, readable
 
 Kind = Literal["stuck", "ring", "outside"]
 _WORST: Final = ("stuck", "ring", "outside")
@@ -33,7 +33,7 @@ class Stall:
     """Something has not gone on for too long.
 
     Attributes:
-        root: the service that is to blame, `SIMULATORS`, or the services of a ring with commas between.
+        root: the service that is to blame, `SIMULATORS`, `DISK`, or the services of a ring with commas between.
         kind: it is stuck, a ring, or outside.
         seconds: since anything moved there.
         chain: who waits for what from whom, the first one being a learner.
@@ -166,9 +166,9 @@ class Stalls:
             yield self._ring(links, ring[0])
             return
         links = (*links, (service, wait))
-        if wait.sources == (SIMULATORS,):
+        if wait.sources in ((SIMULATORS,), (DISK,)):
             moved = stage.last_moved((wait.activity, what))
-            yield _End("outside", SIMULATORS, moved, tuple(map(_sentence, links)))
+            yield _End("outside", wait.sources[0], moved, tuple(map(_sentence, links)))
             return
         for source in wait.sources:
             named = wait.what.partition("/")[2] or behavior

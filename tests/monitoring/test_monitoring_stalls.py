@@ -7,7 +7,7 @@ import pytest
 from pipeline.messages.service import Metrics
 from pipeline.metrics import Registry
 from pipeline.monitoring.stalls import PAUSE_S, Patience, Stall, Stalls
-from pipeline.progress import ALL, SIMULATORS, Progress, readable
+from pipeline.progress import ALL, DISK, SIMULATORS, Progress, readable
 
 TIMEOUT_S = 100.0
 
@@ -59,6 +59,16 @@ def test_nothing_stalls_before_the_time_is_over_and_then_the_root_is_named() -> 
         "coordination waits for segments of Walk from assembly; assembly waits for steps from stepping-0; "
         "stepping-0 waits for frames of Walk from simulator 3"
     )
+
+
+def test_a_full_disk_is_named_as_what_a_stage_waits_for() -> None:
+    """Else who tries to write would be stuck, and killed for it."""
+    stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
+    stages["coordination"].progress.waits(ALL, "room", DISK, said="room on the disk for the books")
+    (stall,) = judge(stages, stalls, TIMEOUT_S + 1)
+    assert (stall.root, stall.kind) == (DISK, "outside")
+    assert stall.text.endswith("coordination waits for room from the disk")
+    assert stages["coordination"].told().waiting_for == "room on the disk for the books"
 
 
 def test_who_waits_for_one_that_goes_on_is_not_stalled_however_long_it_waits() -> None:
