@@ -235,7 +235,15 @@ class Coordination:
             },
             episodes={name: route.episodes for name, route in routes.items()},
             ratings={} if self._ghosts is None else self._ghosts.ratings(),
+            heard=self._heard(),
         )
+
+    def _heard(self) -> dict[str, str]:
+        known = {name: route.ledger.heard for name, route in self.routes.items()}
+        assembly = [one for one, _ in known.values() if one]
+        first = next((one for one in assembly if not any(comes_before(other, one) for other in assembly)), "")
+        learners = {f"learning-{name}": learner for name, (_, learner) in known.items()}
+        return {name: start for name, start in (self._sources | learners | {"assembly": first}).items() if start}
 
     def refresh(self) -> None:
         """Brings gauges and the state of the run up to date."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.files import write_atomically
@@ -47,13 +47,19 @@ class Outcome:
         self._words = words
         self._log = log
 
-    def write(self, status: Status, error: str | None, wall_s: float) -> str:
+    def write(self, status: Status, error: str | None, wall_s: float, died: Sequence[str] = ()) -> str:
         """Writes `summary.json`.
+
+        Args:
+            status: of the run.
+            error: why it failed.
+            wall_s: how long it took.
+            died: services that died while it ended, so that their last words are missing.
 
         Returns:
             What went wrong with that, "" for nothing.
         """
-        figures = self._figures()
+        figures = self._figures(died)
         content = summary(
             run_id=self._run.id,
             status=status,
@@ -86,16 +92,16 @@ class Outcome:
             self_play=dataclasses.asdict(rated[name]) if name in rated else None,
         )
 
-    def _figures(self) -> dict[str, Figures]:
+    def _figures(self, died: Sequence[str]) -> dict[str, Figures]:
         """The monitor's figures, with the steps that are still open counted in each stage."""
         try:
             figures = from_status(json.loads((self._run.directory / "status.json").read_text()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._log.warning("figures_missing", error=repr(error))
             return {}
-        return {name: self._with_books(name, figure) for name, figure in figures.items()}
+        return {name: self._with_books(name, figure, died) for name, figure in figures.items()}
 
-    def _with_books(self, name: str, figures: Figures) -> Figures:
+    def _with_books(self, name: str, figures: Figures, died: Sequence[str]) -> Figures:
         run = self._words.of("coordination", "run", RunState)
         learner = self._words.of(f"learning-{name}", "state", LearnerState)
         if run is None or learner is None or name not in run.books:
@@ -106,9 +112,26 @@ class Outcome:
         open_steps += run.routed[name] + learner.buffered + learner.training
         books = run.books[name]
         counted = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
-        found = dataclasses.replace(
-            figures, steps=learner.trained, updates=learner.updates, books={**counted, "open": open_steps}
-        )
+        ended = closed({**counted, "open": open_steps}, died)
+        if ended["lost"] > counted["lost"]:
+            steps = ended["lost"] - counted["lost"]
+            self._log.warning("steps_lost", behavior=name, stage=", ".join(died), steps=steps, cause="died at the end")
+        found = dataclasses.replace(figures, steps=learner.trained, updates=learner.updates, books=ended)
         if not found.balanced:
             self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
         return found
+
+
+def closed(books: Mapping[str, int], died: Sequence[str]) -> dict[str, int]:
+    """The books of a run that has ended, some of whose services may have died meanwhile.
+
+    What is in no other place was lost with them, and what was found beyond what they said had been produced by them.
+
+    Args:
+        books: steps by column, as far as the services said.
+        died: these services; without any the books are as they are.
+    """
+    missing = books["produced"] - sum(steps for column, steps in books.items() if column != "produced")
+    if not died:
+        return dict(books)
+    return {**books, "lost": books["lost"] + max(0, missing), "produced": books["produced"] + max(0, -missing)}

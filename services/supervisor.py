@@ -117,6 +117,7 @@ class Supervisor:
         self._error: str | None = None
         self._signals = 0
         self._given_up: dict[tuple[str, str], int] = {}  # by start of stepping and number of the simulator
+        self._died: list[str] = []  # services, while the run ended
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
         by_hand = started_by_hand(topology.run.settings)
         self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
@@ -342,9 +343,6 @@ class Supervisor:
         """
         stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
         simulators = [plan.name for plan in self._topology.simulators]
-        with anyio.move_on_after(self._settings.stop_timeout_s):
-            while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
-                await anyio.sleep(_TURN_S)
         await self._stop(stepping, self._settings.stop_timeout_s)
         await self._stop(simulators, 5.0, ask=False)
         rest = [plan.name for plan in self._topology.services if plan.name not in stepping]
@@ -352,14 +350,21 @@ class Supervisor:
             await self._stop([name], self._settings.stop_timeout_s)
 
     def _has_said(self, part: Part) -> bool:
-        """Whether the present start of a service has said where it stands, if a former one had."""
+        """Whether the present start of a service has said where it stands, and is counted with, if a former one was."""
         if part.starts < 2 or not self._keeps(part):
             return True
         said = [self._words.of(part.name, key, kind) for key, kind, _ in _STANDS]
         starts = [getattr(one, start) for one, (*_, start) in zip(said, _STANDS, strict=True) if one is not None]
+        run = self._words.of("coordination", "run", RunState)
+        if run is not None and part.name in run.heard:
+            starts.append(run.heard[part.name])
         return all(start == self._label(part.name, part.starts) for start in starts)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
+        """Stops some parts, when all that are still to run have said where they stand."""
+        with anyio.move_on_after(self._settings.stop_timeout_s):
+            while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
+                await anyio.sleep(_TURN_S)
         parts = [self._parts[name] for name in names]
         for part in parts:
             part.stopping = True
@@ -370,6 +375,7 @@ class Supervisor:
                 await part.ended.wait()
         late = [part for part in parts if not part.ended.is_set()]
         for part in late:
+            self._died.append(part.name)
             self._log.warning("stopped_by_force", part=part.name, seconds=timeout_s)
             if part.hosted is not None:
                 part.hosted.stop() if not ask else part.hosted.kill()
@@ -382,6 +388,7 @@ class Supervisor:
 
     def _failed_at_end(self, part: Part) -> None:
         """Learners and coordination had to keep what they hold."""
+        self._died.append(part.name)
         if part.name == "coordination" or part.name.startswith("learning-"):
             self._spoil(f"{part.name} failed at the end: {part.failure}")
         else:
@@ -389,7 +396,9 @@ class Supervisor:
 
     def _tell(self, wall_s: float) -> None:
         """Writes the summary; where that fails, so has the run."""
-        if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s):
+        if failure := Outcome(self._topology, self._words, self._log).write(
+            self._status, self._error, wall_s, self._died
+        ):
             self._spoil(failure)
         path = self._run.directory / "summary.json"
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)

@@ -303,6 +303,16 @@ class Ledger:
                 origin.taken_before = max(origin.taken_before, mark.steps)
 
     @property
+    def heard(self) -> tuple[str, str]:
+        """The starts of assembly and of the learner that are counted with, "" for none.
+
+        Of assembly the one before, as long as not all that is alive was heard of from the next.
+        """
+        last = [next(reversed(source.origins)) for source in self.sources.values() if source.alive and source.origins]
+        first = next((one for one in last if not any(comes_before(other, one) for other in last)), "")
+        return first, self._learner
+
+    @property
     def taken_earlier(self) -> int:
         """Steps that learners before the present start of one had taken."""
         return sum(origin.taken_before for origin in self._origins())

@@ -614,6 +614,7 @@ class RunState:
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first.
         episodes: by behavior name, episodes ended.
         ratings: by behavior name under self-play.
+        heard: by service, the start of it that the books know of: what those before it had lost is counted.
     """
 
     start: str
@@ -625,6 +626,7 @@ class RunState:
     reward_mean_last100: dict[str, float]
     episodes: dict[str, int]
     ratings: dict[str, Rated] = field(default_factory=dict)
+    heard: dict[str, str] = field(default_factory=dict)
 
 
 @record("histogram")

@@ -38,6 +38,7 @@ class Troubles:
         self._full: set[str] = set()
         self._torn: set[str] = set()
         self._scope = trio.CancelScope()
+        self._over = False
         self._kinds: dict[str, Callable[[Fault, str], Any]] = {
             "crash": self._crash,
             "hang": self._hang,
@@ -57,16 +58,22 @@ class Troubles:
                     tasks.start_soon(self._strike, fault)
 
     async def end(self, over: trio.Event) -> None:
-        """Nothing bad happens any more once the run is over: it stops in order."""
+        """Once the run is over there is room on the disk and links are whole: last words that are lost are missing.
+
+        Parts still crash, hang and are slow while it stops.
+        """
         await over.wait()
-        world = self._world
-        self._scope.cancel()
+        self._over = True
         self._full.clear()
         self._torn.clear()
-        for pair in [*world.network.weather]:
-            world.network.clear(pair)
-        for part in world.plan.setting.parts:
-            world.queue.resume(part)
+        for pair in [*self._world.network.weather]:
+            self._world.network.clear(pair)
+
+    def cease(self) -> None:
+        """The supervisor is gone: who hangs can not end otherwise."""
+        self._scope.cancel()
+        for part in self._world.plan.setting.parts:
+            self._world.queue.resume(part, forget=True)
 
     def put(self, file: Any, data: bytes) -> None:
         """Writes to a disk that may be full, or whose writer may die meanwhile."""
@@ -84,6 +91,8 @@ class Troubles:
 
     async def _strike(self, fault: Fault) -> None:
         await anyio.sleep(fault.at)
+        if self._over and fault.kind in ("weather", "full disk", "torn write"):
+            return
         self._world.watch.line(f"FAULT {fault}")
         await self._kinds[fault.kind](fault, fault.parts[0] if fault.parts else "")
 

@@ -26,6 +26,7 @@ from pipeline.messages.matches import Assignment, Draw
 from pipeline.messages.service import AssemblyState, LearnerState, PolicyWeights, RunState, Segments
 from pipeline.queues.receiving_end import ReceivingEnd
 from pipeline.queues.sending_end import SendingEnd
+from services.outcome import closed
 
 LINES: Final = 60
 
@@ -210,17 +211,20 @@ class Watch:
 
     # ---------------------------------------------------------------- the end
 
-    def ended(self, names: Sequence[str], counted: dict[str, int], *, exact: bool) -> dict[str, dict[str, int]]:
+    def ended(
+        self, names: Sequence[str], counted: dict[str, int], died: Sequence[str] = (), *, exact: bool
+    ) -> dict[str, dict[str, int]]:
         """The run has stopped in order: every step is in one place of one stage.
 
         Args:
             names: of the behaviors.
             counted: steps that the simulators counted.
+            died: services that died while it stopped.
             exact: nothing has happened to them or to stepping.
         """
         found = {}
         for name in names:
-            books = found[name] = self._places(name)
+            books = found[name] = closed(self._places(name), died)
             total = sum(value for term, value in books.items() if term != "produced")
             self.require(books["produced"] == total, "books", f"{name} at the end: {books}")
             steps = counted.get(name, 0)
