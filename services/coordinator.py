@@ -111,15 +111,26 @@ class Coordination:
             for route in self.routes.values():
                 route.ledger.source_gone(former)
         self._sources[name] = state.source
-        self._still_there.discard(name) if state.final else self._still_there.add(name)
-        if not self._still_there:
-            self._last_words.set()
         for behavior, produced in state.behaviors.items():
             route = self.routes[behavior]
             route.ledger.stepped(state.source, produced)
         if self._ghosts is not None:
             self._ghosts.stepped(specs.teams, {name: route.ledger.ghosts for name, route in self.routes.items()})
+        self._note_last_words(name, final=state.final)
         self.publish()
+
+    def _note_last_words(self, name: str, *, final: bool) -> None:
+        """Writes down at once what nobody will say again."""
+        if not final:
+            self._still_there.add(name)
+        elif name in self._still_there:
+            self._still_there.remove(name)
+            try:
+                self.save()
+            except OSError as error:
+                self._wait_for_room(error)
+        if not self._still_there:
+            self._last_words.set()
 
     def weights(self, latest: Mapping[str, Any]) -> None:
         """A learner under self-play has published weights."""
