@@ -117,6 +117,7 @@ class Supervisor:
         self._error: str | None = None
         self._signals = 0
         self._given_up: dict[tuple[str, str], int] = {}  # by start of stepping and number of the simulator
+        self._stopping_since = 0.0
         self._died: list[str] = []  # services, while the run ended
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
         by_hand = started_by_hand(topology.run.settings)
@@ -341,6 +342,7 @@ class Supervisor:
 
         Learners before coordination: an update that was under way then ends in its books too.
         """
+        self._stopping_since = self._clock()
         stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
         simulators = [plan.name for plan in self._topology.simulators]
         await self._stop(stepping, self._settings.stop_timeout_s)
@@ -362,7 +364,7 @@ class Supervisor:
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         """Stops some parts, when all that are still to run have said where they stand."""
-        with anyio.move_on_after(self._settings.stop_timeout_s):
+        with anyio.move_on_after(self._settings.stop_timeout_s - (self._clock() - self._stopping_since)):
             while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
                 await anyio.sleep(_TURN_S)
         parts = [self._parts[name] for name in names]

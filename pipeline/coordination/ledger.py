@@ -306,9 +306,10 @@ class Ledger:
     def heard(self) -> tuple[str, str]:
         """The starts of assembly and of the learner that are counted with, "" for none.
 
-        Of assembly the one before, as long as not all that is alive was heard of from the next.
+        Of assembly the one before, as long as the next has not told of all of whose steps some are under way.
         """
-        last = [next(reversed(source.origins)) for source in self.sources.values() if source.alive and source.origins]
+        sources = [source for source in self.sources.values() if source.alive and source.missing and source.origins]
+        last = [next(reversed(source.origins)) for source in sources]
         first = next((one for one in last if not any(comes_before(other, one) for other in last)), "")
         return first, self._learner
 
