@@ -118,7 +118,6 @@ class Supervisor:
         self._signals = 0
         self._given_up: dict[tuple[str, str], int] = {}  # by start of stepping and number of the simulator
         self._stopping_since = 0.0
-        self._died: list[str] = []  # services, while the run ended
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
         by_hand = started_by_hand(topology.run.settings)
         self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
@@ -377,7 +376,6 @@ class Supervisor:
                 await part.ended.wait()
         late = [part for part in parts if not part.ended.is_set()]
         for part in late:
-            self._died.append(part.name)
             self._log.warning("stopped_by_force", part=part.name, seconds=timeout_s)
             if part.hosted is not None:
                 part.hosted.stop() if not ask else part.hosted.kill()
@@ -390,7 +388,6 @@ class Supervisor:
 
     def _failed_at_end(self, part: Part) -> None:
         """Learners and coordination had to keep what they hold."""
-        self._died.append(part.name)
         if part.name == "coordination" or part.name.startswith("learning-"):
             self._spoil(f"{part.name} failed at the end: {part.failure}")
         else:
@@ -398,9 +395,8 @@ class Supervisor:
 
     def _tell(self, wall_s: float) -> None:
         """Writes the summary; where that fails, so has the run."""
-        if failure := Outcome(self._topology, self._words, self._log).write(
-            self._status, self._error, wall_s, self._died
-        ):
+        died = [part.name for part in self._parts if part.died and part.name in self._run.services]
+        if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s, died):
             self._spoil(failure)
         path = self._run.directory / "summary.json"
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)

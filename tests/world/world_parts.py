@@ -88,7 +88,7 @@ class Hosted:
             finally:
                 self.computing.discard(scope)
         if self.killed:
-            await anyio.sleep_forever()  # its own scope is cancelled
+            raise Crash  # whatever shields it
         return result
 
     async def serve(self) -> None:
