@@ -77,6 +77,7 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
+        vars(scheduler.GLOBAL_RUN_CONTEXT).clear()  # of a run that was interrupted from outside
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
         scheduler._r.setstate(state)
         if collecting:
