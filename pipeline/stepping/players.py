@@ -7,6 +7,7 @@ waits; the loop's answer is encoded there again. The simulator that launched the
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,6 +19,8 @@ from pipeline.unity import Unreadable, channels
 from pipeline.unity.conversation import PACKAGE, Conversation, Heard
 from pipeline.unity.server import Server
 
+LAST_CALL_S: Final = 1.0
+"""For a player's last call: longer than a frame takes, and a run's end waits for it."""
 GONE: Final = "gone"
 """Code of the fault of a player that has broken off: how it ended says more."""
 
@@ -65,6 +68,8 @@ class Line:
         self._hear = hear
         self._clock = clock
         self._conversation = Conversation()
+        self._parting = False
+        self._over = threading.Event()  # it was told to quit, or has broken off
         self._phase = "launched"
         self._due: float | None = clock() + player.connect_s  # None while the player waits for us
         self._quiet_since: float | None = None  # agents have not decided or ended since
@@ -93,10 +98,16 @@ class Line:
     def part(self) -> None:
         """Has it told to quit, now where it waits, else when it calls next."""
         self._due = None
+        self._parting = True
         self._answers.put(None)
 
     def close(self) -> None:
-        """Frees the port. It blocks for a moment: for a thread."""
+        """Frees the port. It blocks for a moment: for a thread.
+
+        A player that is to quit and computes at the time is still told so when it calls next.
+        """
+        if self._parting:
+            self._over.wait(LAST_CALL_S)
         self._server.refuse()
         self._answers.put(None)
         self._server.close()
@@ -169,6 +180,8 @@ class Line:
             return self._conversation.quit()
         except LocalProtocolError:
             return None
+        finally:
+            self._over.set()
 
     def _come_to(self, phase: str) -> None:
         if self._phase != phase:
@@ -177,6 +190,7 @@ class Line:
 
     def _broken(self) -> None:
         self._due = None
+        self._over.set()
         self._hear(_fault("the player broke the connection off", "see its log", GONE))
 
 

@@ -78,7 +78,8 @@ def test_a_killed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
     os.kill(run.process.pid, signal.SIGKILL)
     run.end()
     assert lesson(run) == 1
-    steps = 3 * saved(run)["behaviors"]["Balance"]["taken"] + 12_000
+    sources = saved(run)["behaviors"]["Balance"]["ledger"]["sources"]
+    steps = 3 * sum(source["produced"] for source in sources.values()) + 12_000
     again = Training(tmp_path, str(file), "--resume", "--max-steps", str(steps))
     assert again.end() == 0, "\n".join(again.lines)
     assert lesson(again) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from pipeline.errors import SettingsError
 from pipeline.messages.simulator import Act, BehaviorActions, Fault, Player, Reset, Sampler
+from pipeline.stepping import players
 from pipeline.stepping.players import GONE, Event, Line, Said
 from pipeline.unity import channels
 
@@ -195,3 +197,32 @@ def test_closing_frees_the_port(scene: Scene) -> None:
     with pytest.raises(SettingsError, match=f"got port {port}"):
         Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0)
     again.close()
+
+
+def test_a_player_that_computes_while_the_line_is_closed_is_still_told_to_quit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who launched it may have parted already."""
+    monkeypatch.setattr(players, "LAST_CALL_S", LONG_S)
+    scene.begin()
+    scene.answer(act(0, 0))
+    scene.line.part()
+    closing = threading.Thread(target=scene.line.close)
+    closing.start()
+    call = scene.doll.open = scene.doll.call(agents(count=2))
+    assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
+    closing.join(LONG_S)
+    assert not closing.is_alive()
+
+
+def test_a_player_that_never_calls_again_does_not_keep_the_line_open(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(players, "LAST_CALL_S", 0.0)
+    scene.begin()
+    scene.answer(act(0, 0))
+    scene.line.part()
+    port = scene.line.port
+    scene.line.close()
+    player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
+    Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0).close()
