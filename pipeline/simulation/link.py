@@ -105,7 +105,7 @@ class Link:
     """One connection, from its Hello to its end.
 
     All blocking calls end: `send` after `timeout_s`, `receive` when nothing at all was heard for
-    `timeout_s` although the heartbeat sent Pings meanwhile.
+    `timeout_s` although the heartbeat sent Pings meanwhile, or not the whole of a message that has begun.
 
     Args:
         connected: a connected stream socket; owned from here on.
@@ -129,6 +129,7 @@ class Link:
         self._selector.register(stop.fileno(), selectors.EVENT_READ)
         self._conversation = Conversation("simulator")
         self._reader = FrameReader()
+        self._begun: float | None = None  # when the message that is not yet whole was first waited for
         self._space = memoryview(bytearray(RECEIVE_BYTES))
         self._lock = threading.Lock()
         self._last_sent = clock()
@@ -172,6 +173,7 @@ class Link:
                 if message is None:
                     self._fill()
                     continue
+                self._begun = None
                 with self._lock:
                     self._conversation.received(message)
             except (CodecError, RemoteProtocolError) as error:
@@ -257,11 +259,13 @@ class Link:
             raise
 
     def _fill(self) -> None:
-        ready = self._selector.select(0 if unread(self._socket) else self._timeout_s)
+        left_s = self._left_s()
+        ready = self._selector.select(0 if unread(self._socket) else max(0.0, left_s))
         if self._stop.reason is not None:
             raise Stopped
-        if not (ready or unread(self._socket)):
-            raise self._lost(f"nothing heard for {self._timeout_s:g} s")
+        if left_s <= 0 or not (ready or unread(self._socket)):
+            heard = f"{self._reader.buffered} bytes of a message" if self._reader.buffered else "nothing"
+            raise self._lost(f"{heard} heard for {self._timeout_s:g} s")
         try:
             with self._lock:  # the heartbeat may be writing, and TLS is one state for both directions
                 size = self._socket.recv_into(self._space)
@@ -276,6 +280,15 @@ class Link:
         if size == 0:
             raise self._lost("the connection closed without Bye")
         self._reader.feed(self._space[:size])
+
+    def _left_s(self) -> float:
+        """How long to wait for more: so long may silence last, and a message take from its first byte to its last."""
+        if not self._reader.buffered:
+            return self._timeout_s
+        now = self._clock()
+        if self._begun is None:
+            self._begun = now
+        return self._begun + self._timeout_s - now
 
     def _lost(self, got: str) -> LinkLost:
         failure = None if self._heartbeat is None else self._heartbeat.failure

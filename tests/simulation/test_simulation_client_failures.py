@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from simulation_helpers import Trainer, act_for
 from test_simulation_client import Counting, exchange
 
 from pipeline.errors import CodecError, RemoteProtocolError, SettingsError
+from pipeline.messages.codec import to_bytes
 from pipeline.messages.simulator import (
     Act,
     BehaviorActions,
@@ -47,6 +49,23 @@ def test_a_silent_trainer_is_given_up(trainer: Trainer) -> None:
         run(Counting(), trainer.play(script), reconnect=False)
     lost.set()
     assert trainer.result() >= 1
+
+
+def test_a_message_that_never_ends_is_no_sign_of_life(trainer: Trainer) -> None:
+    """A trainer that answers every Ping, in the middle of a message of which the rest does not come."""
+
+    def script(trainer: Trainer) -> None:
+        peer = trainer.accept()
+        peer.greet(heartbeat_s=0.02, timeout_s=0.2)
+        peer.receive(Step)
+        peer.socket.sendall(to_bytes(Bye(reason="x" * 10_000))[:100])
+        with suppress(ConnectionError):
+            while isinstance(peer.next(), Ping):
+                peer.socket.sendall(b"x")
+
+    with pytest.raises(LinkLost, match=r"bytes of a message heard for 0\.2 s"):
+        run(Counting(), trainer.play(script), reconnect=False)
+    trainer.result()
 
 
 def test_after_a_loss_it_connects_again_and_the_count_goes_on(trainer: Trainer) -> None:

@@ -80,13 +80,13 @@ class Player:
         while True:
             with anyio.move_on_at(due) as beat:
                 reader.feed(await stream.receive())
-                heard = anyio.current_time()
             if beat.cancelled_caught:
                 if anyio.current_time() - heard > timeout_s:
                     raise anyio.BrokenResourceError
                 await stream.send(to_bytes(Ping()))
                 due = anyio.current_time() + heartbeat_s
             while (message := reader.next()) is not None:
+                heard = anyio.current_time()  # a message that has begun has to come whole in time
                 if isinstance(message, Fault):
                     raise Told(message)
                 if isinstance(message, Bye):
