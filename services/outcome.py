@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.files import write_atomically
 from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.messages.service import AssemblyState, LearnerState, RunState
+from pipeline.messages.service import AssemblyState, Books, LearnerState, RunState
 from pipeline.monitoring.summary import Figures, Kept, Status, from_status, summary
 from pipeline.queues.interface import Subscription
 from services.topology import Topology
@@ -47,14 +47,14 @@ class Outcome:
         self._words = words
         self._log = log
 
-    def write(self, status: Status, error: str | None, wall_s: float, died: Sequence[str] = ()) -> str:
+    def write(self, status: Status, error: str | None, wall_s: float, died: Mapping[str, bool]) -> str:
         """Writes `summary.json`.
 
         Args:
             status: of the run.
             error: why it failed.
             wall_s: how long it took.
-            died: services that died while it ended, so that their last words are missing.
+            died: as in `closed`.
 
         Returns:
             What went wrong with that, "" for nothing.
@@ -92,7 +92,7 @@ class Outcome:
             self_play=dataclasses.asdict(rated[name]) if name in rated else None,
         )
 
-    def _figures(self, died: Sequence[str]) -> dict[str, Figures]:
+    def _figures(self, died: Mapping[str, bool]) -> dict[str, Figures]:
         """The monitor's figures, with the steps that are still open counted in each stage."""
         try:
             figures = from_status(json.loads((self._run.directory / "status.json").read_text()))
@@ -101,37 +101,47 @@ class Outcome:
             return {}
         return {name: self._with_books(name, figure, died) for name, figure in figures.items()}
 
-    def _with_books(self, name: str, figures: Figures, died: Sequence[str]) -> Figures:
+    def _with_books(self, name: str, figures: Figures, died: Mapping[str, bool]) -> Figures:
         run = self._words.of("coordination", "run", RunState)
         learner = self._words.of(f"learning-{name}", "state", LearnerState)
         if run is None or learner is None or name not in run.books:
             return figures
-        assembly = self._words.of("assembly", "state", AssemblyState)
-        held = {} if assembly is None else assembly.held.get(name, {})
-        open_steps = sum(source.open + source.closed for source in held.values())
-        open_steps += run.routed[name] + learner.buffered + learner.training
-        books = run.books[name]
-        counted = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
-        ended = closed({**counted, "open": open_steps}, died)
-        if ended["lost"] > counted["lost"]:
-            steps = ended["lost"] - counted["lost"]
+        books = closed(
+            run.books[name], held(name, run, learner, self._words.of("assembly", "state", AssemblyState)), died
+        )
+        if (steps := books["lost"] - run.books[name].lost) > 0:
             self._log.warning("steps_lost", behavior=name, stage=", ".join(died), steps=steps, cause="died at the end")
-        found = dataclasses.replace(figures, steps=learner.trained, updates=learner.updates, books=ended)
+        found = dataclasses.replace(figures, steps=learner.trained, updates=learner.updates, books=books)
         if not found.balanced:
             self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
         return found
 
 
-def closed(books: Mapping[str, int], died: Sequence[str]) -> dict[str, int]:
-    """The books of a run that has ended, some of whose services may have died meanwhile.
+def held(name: str, run: RunState, learner: LearnerState, assembly: AssemblyState | None) -> dict[str, int]:
+    """Steps of behavior `name` that each service said it held."""
+    sources = {} if assembly is None else assembly.held.get(name, {})
+    return {
+        "assembly": sum(source.open + source.closed for source in sources.values()),
+        "coordination": run.routed[name],
+        f"learning-{name}": learner.buffered + learner.training,
+    }
 
-    What is in no other place was lost with them, and what was found beyond what they said had been produced by them.
+
+def closed(books: Books, held: Mapping[str, int], died: Mapping[str, bool]) -> dict[str, int]:
+    """The books of a behavior when a run has ended, some of whose services may have died meanwhile.
+
+    What is in no place of those that are there was lost with those that died; what was found beyond what the books
+    knew had been produced, too.
 
     Args:
-        books: steps by column, as far as the services said.
-        died: these services; without any the books are as they are.
+        books: as coordination said last.
+        held: steps by service, likewise.
+        died: services that died while the run ended, and whether they were not started again since; without any, the
+            books show what is in its places, even if they do not balance.
     """
-    missing = books["produced"] - sum(steps for column, steps in books.items() if column != "produced")
-    if not died:
-        return dict(books)
-    return {**books, "lost": books["lost"] + max(0, missing), "produced": books["produced"] + max(0, -missing)}
+    terms = dataclasses.asdict(books) | {"open": sum(n for name, n in held.items() if not died.get(name))}
+    missing = 2 * terms["produced"] - sum(terms.values())
+    if died:
+        terms["lost"] += max(0, missing)
+        terms["produced"] += max(0, -missing)
+    return terms

@@ -29,7 +29,8 @@ class Part:
         slow: starts in a row that took too long.
         stopping: it is being ended: its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
-        died: it ended while the run did, without having been asked to or in another way than that.
+        gone: its last start ended while the run did, without having been asked to or in another way than that.
+        died: some start of it did.
         ended: it is not started any more.
     """
 
@@ -43,6 +44,7 @@ class Part:
     slow: int = 0
     stopping: bool = False
     failure: str = ""
+    gone: bool = False
     died: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
@@ -116,7 +118,8 @@ class Parts:
                     return
                 self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
-                part.died |= self._over.is_set() and (bool(failure) or not part.stopping)
+                part.gone = self._over.is_set() and (bool(failure) or not part.stopping)
+                part.died |= part.gone
                 if part.stopping:
                     part.failure = failure
                     return

@@ -395,7 +395,7 @@ class Supervisor:
 
     def _tell(self, wall_s: float) -> None:
         """Writes the summary; where that fails, so has the run."""
-        died = [part.name for part in self._parts if part.died and part.name in self._run.services]
+        died = {part.name: part.gone for part in self._parts if part.died and part.name in self._run.services}
         if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s, died):
             self._spoil(failure)
         path = self._run.directory / "summary.json"
