@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -23,10 +23,10 @@ from world_learner import TallyLearner
 
 from pipeline.learning.checkpoints import Checkpoint
 from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import AssemblyState, LearnerState, PolicyWeights, RunState, Segments
+from pipeline.messages.service import AssemblyState, PolicyWeights, RunState, Segments
 from pipeline.queues.receiving_end import ReceivingEnd
 from pipeline.queues.sending_end import SendingEnd
-from services.outcome import closed
+from services.outcome import closed, held
 
 LINES: Final = 60
 
@@ -60,7 +60,7 @@ class Watch:
         self._published: dict[str, int] = {}
         self._contents: dict[tuple[str, int], int] = {}
         self._draws: dict[int, Draw] = {}
-        self._lives: dict[tuple[str, int], int] = {}
+        self._lives: dict[tuple[str, str, int], int] = {}
         self._matches: dict[int, int] = {}
         self._lineages: dict[tuple[str, int, int], frozenset[int]] = {}
 
@@ -182,7 +182,7 @@ class Watch:
         ):
             draw = self._draws.get(number)
             self.require(draw is not None and draw.team == team, "matches", f"team {team} learns in {draw}")
-            known = self._lives.setdefault((record.source, agent), number)
+            known = self._lives.setdefault((record.behavior, record.source, agent), number)
             self.require(known == number, "matches", f"life {agent} meets draws {known} and {number}")
             for match in {*matches[at : at + size].tolist()} - {-1}:
                 known = self._matches.setdefault(match, number)
@@ -212,32 +212,25 @@ class Watch:
     # ---------------------------------------------------------------- the end
 
     def ended(
-        self, names: Sequence[str], counted: dict[str, int], died: Sequence[str] = (), *, exact: bool
+        self, names: Sequence[str], counted: dict[str, int], died: Mapping[str, bool] | None = None, *, exact: bool
     ) -> dict[str, dict[str, int]]:
         """The run has stopped in order: every step is in one place of one stage.
 
         Args:
             names: of the behaviors.
             counted: steps that the simulators counted.
-            died: services that died while it stopped.
+            died: services that died while it stopped, and whether they were not started again since.
             exact: nothing has happened to them or to stepping.
         """
+        run: RunState = self.said["coordination", "run"]
+        assembly: AssemblyState = self.said["assembly", "state"]
         found = {}
         for name in names:
-            books = found[name] = closed(self._places(name), died)
+            places = held(name, run, self.said[f"learning-{name}", "state"], assembly)
+            books = found[name] = closed(run.books[name], places, died or {})
             total = sum(value for term, value in books.items() if term != "produced")
             self.require(books["produced"] == total, "books", f"{name} at the end: {books}")
             steps = counted.get(name, 0)
             fits = books["produced"] == steps if exact else books["produced"] <= steps or self.damage
             self.require(fits, "books", f"{name}: simulators counted {steps}, the books {books}")
         return found
-
-    def _places(self, name: str) -> dict[str, int]:
-        run: RunState = self.said["coordination", "run"]
-        learner: LearnerState = self.said[f"learning-{name}", "state"]
-        held: AssemblyState = self.said["assembly", "state"]
-        places = run.routed[name] + learner.buffered + learner.training
-        places += sum(one.open + one.closed for one in held.held.get(name, {}).values())
-        books = run.books[name]
-        terms = {term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")}
-        return {**terms, "open": places}

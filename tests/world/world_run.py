@@ -70,7 +70,7 @@ class World:
         self.hosted: dict[str, Hosted] = {}
         self.counted: dict[str, int] = {}
         self.status = ""
-        self.died: list[str] = []
+        self.died: dict[str, bool] = {}
         self._opened = itertools.count(1)
         self._numbers = itertools.count(1)
         self.lives: dict[str, anyio.CancelScope] = {}
@@ -161,7 +161,7 @@ class World:
             supervisor._log = supervisor._parts._log = Log(self, "supervisor")
             supervisor._signalled = anyio.sleep_forever  # type: ignore[method-assign]
             self.status = await supervisor.supervise()
-            self.died = [part.name for part in supervisor._parts if part.died]
+            self.died = {part.name: part.gone for part in supervisor._parts if part.died}
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts a service; called by the supervisor."""
