@@ -38,6 +38,10 @@ NOT_FINITE: Final = "metrics.not_finite"
 """Counter of values left out because they were NaN or infinite, or too large to be added: one would spoil a sum for
 good."""
 
+SIMULATOR: Final = "simulator."
+"""Begins the names of simulators' own numbers, which are no behavior's: `.sum` and `.count` of what is shown by its
+mean, `.total` of what adds up; a gauge is the latest value."""
+
 LARGEST: Final = 1e150
 """Magnitude below which numbers are added: their squares are still finite, and so are sums of many."""
 

@@ -19,7 +19,8 @@ PIPELINE = "Pipeline"
 def scalars(interval: Interval) -> dict[str, float]:
     """Every number of an interval that is drawn over steps, by its TensorBoard tag.
 
-    `Policy/Extrinsic Reward` is the mean return unless the learner publishes its own.
+    `Policy/Extrinsic Reward` is the mean return unless the learner publishes its own. A number of simulators is drawn
+    unless it has the name of one of ours.
     """
     found: dict[str, float | None] = {
         "Environment/Cumulative Reward": interval.reward,
@@ -37,7 +38,7 @@ def scalars(interval: Interval) -> dict[str, float]:
     found |= {f"{PIPELINE}/Books {column.capitalize()}": float(steps) for column, steps in interval.books.items()}
     found |= {name: value for name, value in interval.gauges.items() if "/" in name}
     found |= {name: value for name, value in interval.means.items() if "/" in name or name == "Is Training"}
-    return {name: value for name, value in found.items() if value is not None}
+    return {**interval.simulators, **{name: value for name, value in found.items() if value is not None}}
 
 
 def opening(time_s: float) -> bytes:

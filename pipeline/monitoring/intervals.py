@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pipeline.messages.service import Histogram
-from pipeline.metrics import deviation_of, highest, mean, mean_of, since
+from pipeline.metrics import SIMULATOR, deviation_of, highest, mean, mean_of, since
 from pipeline.monitoring.overview import BOOKS, Numbers, Overview
 from pipeline.monitoring.totals import from_plain, plain
 from pipeline.progress import IDLE
@@ -38,6 +38,8 @@ LESSON: Final = "lesson/"
 LESSON_NUMBER: Final = "Environment/Lesson Number/"
 """Likewise, as users of ML-Agents know it."""
 
+_NO_GAUGES: Final = ("books.", LESSON, IDLE, SIMULATOR)
+
 LONGEST_GAP_S: Final = 60.0  # a longer one in the monitor's own life is a pause of the run, not part of an interval
 
 
@@ -61,6 +63,7 @@ class Interval:
         lag: rows trained in it by policy lag, the last one for all above.
         means: mean over the interval of every published statistic, by its name.
         gauges: present values, by name.
+        simulators: their own numbers by the names that they give them: means and sums over the interval, latest values.
         open_episodes: under way at its end, the oldest of them `oldest` steps old.
         books: steps by column of the books, as far as coordination has published them.
         training: False where the run only acts: `step` then counts steps produced.
@@ -84,6 +87,7 @@ class Interval:
     lag: Mapping[str, int] = field(default_factory=dict)
     means: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
+    simulators: Mapping[str, float] = field(default_factory=dict)
     open_episodes: int
     oldest: int
     books: Mapping[str, int] = field(default_factory=dict)
@@ -225,7 +229,8 @@ def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _
         lag_max=_finite(highest(lag)) if lag else None,
         lag=_rows(lag) if lag else {},
         means=_means(counted) | _present(gauges),
-        gauges={name: value for name, value in gauges.items() if not name.startswith(("books.", LESSON, IDLE))},
+        gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
+        simulators=_own(counted, gauges),
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
         books=books(gauges),
@@ -239,9 +244,21 @@ def books(gauges: Mapping[str, float]) -> dict[str, int]:
 
 
 def _means(counted: Mapping[str, float]) -> dict[str, float]:
-    names = (name.removesuffix(".sum") for name in counted if name.endswith(".sum"))
+    names = (name.removesuffix(".sum") for name in counted if name.endswith(".sum") and not name.startswith(SIMULATOR))
     found = {NAMES.get(name, name): mean_of(counted, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _own(counted: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
+    """What simulators tell of themselves."""
+    found = {name: value for name, value in gauges.items() if name.startswith(SIMULATOR)}
+    for name, value in counted.items():
+        if name.startswith(SIMULATOR) and name.endswith(".total"):
+            found[name.removesuffix(".total")] = value
+        elif name.startswith(SIMULATOR) and name.endswith(".sum"):
+            average = mean_of(counted, base := name.removesuffix(".sum"))
+            found |= {} if average is None else {base: average}
+    return {name.removeprefix(SIMULATOR): value for name, value in found.items()}
 
 
 def _present(gauges: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pipeline.messages.service import Histogram, Metrics
-from pipeline.metrics import added
+from pipeline.metrics import SIMULATOR, added
 from pipeline.monitoring.totals import Totals
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _MARKS: Final = ("steps/", "trained/", "books.produced/", "max_steps/")  # names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """Numbers of one behavior, or of all services, by name.
+    """Numbers of one behavior and of simulators, or of all services, by name.
 
     Attributes:
         counters: sums over services and starts.
@@ -63,7 +63,7 @@ class Overview:
         return sorted({name.removeprefix(mark) for name in names for mark in _MARKS if name.startswith(mark)})
 
     def of(self, behavior: str) -> Numbers:
-        """The numbers of one behavior, by name without the behavior."""
+        """The numbers of one behavior, by name without the behavior, and what simulators tell of themselves."""
         numbers, end = self._all(), f"/{behavior}"
         return Numbers(
             counters=_ending(numbers.counters, end),
@@ -123,4 +123,5 @@ def _together(services: Iterable[Totals]) -> Numbers:
 
 
 def _ending(values: Mapping[str, T], end: str) -> dict[str, T]:
-    return {name.removesuffix(end): value for name, value in values.items() if name.endswith(end)}
+    own = {name: value for name, value in values.items() if name.startswith(SIMULATOR)}
+    return {name.removesuffix(end): value for name, value in values.items() if name.endswith(end)} | own

@@ -34,7 +34,7 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.metrics import Registry
+from pipeline.metrics import SIMULATOR, Registry
 from pipeline.networks.limits import Unsupported, refuse_unsupported
 from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.admission import GONE, LAST_WORD_S, Guest, fault_of
@@ -434,12 +434,13 @@ class Simulators:
         for statistic in statistics:
             if not self.guard.takes_statistic(statistic.name, peer.guest.peer):
                 continue
+            name = SIMULATOR + statistic.name
             if statistic.aggregation == "sum":
-                registry.add(f"simulator.{statistic.name}", statistic.value)
-            elif statistic.aggregation == "most_recent":
-                registry.gauge(f"simulator.{statistic.name}", statistic.value)
-            else:
-                registry.observe_moments(f"simulator.{statistic.name}", [statistic.value])
+                registry.add(f"{name}.total", statistic.value)
+            elif statistic.aggregation != "most_recent":
+                registry.observe_moments(name, [statistic.value])
+            elif peer.number == 0:  # of several, the first one's
+                registry.gauge(name, statistic.value)
 
 
 def _silence(limit_s: float) -> Fault:

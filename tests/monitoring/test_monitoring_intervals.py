@@ -61,6 +61,24 @@ def test_an_interval_holds_what_happened_in_it_and_nothing_earlier(fake_run: Fak
     assert interval.books == {"produced": 36_000, "trained": 36_000, "ghost": 0, "stale": 0, "lost": 0, "open": 0}
 
 
+def test_what_simulators_tell_of_themselves_is_in_the_intervals_of_every_behavior(fake_run: FakeRun) -> None:
+    """Under their own names: means and sums over the interval, latest values; none of them a number of a behavior."""
+    overview, intervals = watched()
+    intervals.track("Balance", 10.0)
+    stepping = fake_run.registries["stepping-0"]
+    for average, total in ((1.0, 5.0), (3.0, 2.0)):
+        stepping.observe_moments("simulator.Goals/Balance", [average, average])
+        stepping.add("simulator.Shots/Balance.total", total)
+        stepping.gauge("simulator.Level", average)
+        advance(fake_run, overview, 24_000, returns=[1.0])
+        interval = intervals.close("Balance", 12.0)
+        assert interval.simulators == {"Goals/Balance": average, "Shots/Balance": total, "Level": average}
+    assert not any("simulator" in name for name in (*interval.means, *interval.gauges))
+    assert overview.behaviors() == ["Balance"]
+    advance(fake_run, overview, 24_000, returns=[1.0])
+    assert intervals.close("Balance", 14.0).simulators == {"Shots/Balance": 0.0, "Level": 3.0}
+
+
 def test_a_restarted_service_never_makes_an_interval_go_back(fake_run: FakeRun) -> None:
     overview, intervals = watched()
     intervals.track("Balance", 0.0)

@@ -136,6 +136,11 @@ def test_tensorboard_reads_the_names_that_ml_agents_users_know(folder: Path, mak
     assert drawn(folder / "Balance", "Is Training") == [(24_000, 1.0)]
 
 
+def test_numbers_of_simulators_are_drawn_under_their_own_names_and_hide_none_of_ours(make_interval: Make) -> None:
+    told = events.scalars(make_interval(simulators={"Level": 2.0, "Goals/Blue": 0.5, "Policy/Entropy": 9.0}))
+    assert (told["Level"], told["Goals/Blue"], told["Policy/Entropy"]) == (2.0, 0.5, 1.42)
+
+
 def test_without_episodes_no_reward_is_drawn(make_interval: Make) -> None:
     assert "Environment/Cumulative Reward" not in events.scalars(make_interval(reward=None))
 

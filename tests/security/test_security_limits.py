@@ -291,9 +291,31 @@ async def test_names_of_numbers_are_bounded_and_the_rest_is_counted() -> None:
         await peer.say(step(statistics=(*numbers, Statistic(name="x" * 300, value=1.0))))
         await anyio.sleep(1)
         assert sum(name.startswith("simulator.") for name in house.registry.snapshot(0.0).counters) == 10
-        assert house.counted("simulator.n3") == 2
+        assert house.counted("simulator.n3.total") == 2
         assert house.counted("statistics_refused") == 61
         assert len(house.lines("statistic_refused")) == 1
+
+
+async def test_numbers_of_simulators_are_added_up_as_they_ask() -> None:
+    """Means and sums of all; the latest value of the first alone, as ML-Agents has it."""
+    async with endpoint() as house:
+        for number, value in ((1, 4.0), (0, 2.0)):
+            peer = house.connect()
+            await peer.come_in(number=number)
+            kinds = {"mean": "average", "spread": "histogram", "sum": "sum", "last": "most_recent"}
+            said = [Statistic(name=name, value=value, aggregation=kind) for name, kind in kinds.items()]
+            await peer.say(step(statistics=(*said, *said)))
+            await anyio.sleep(1)
+        told = house.registry.snapshot(0.0)
+        own = {name: value for name, value in told.counters.items() if name.startswith("simulator.")}
+        moments = {"sum": 12.0, "sumsq": 40.0, "count": 4.0}
+        assert own == {
+            **{f"simulator.{name}.{what}": value for name in ("mean", "spread") for what, value in moments.items()},
+            "simulator.sum.total": 12.0,
+        }
+        assert {name: value for name, value in told.gauges.items() if name.startswith("simulator.")} == {
+            "simulator.last": 2.0
+        }
 
 
 async def test_long_words_of_a_simulator_are_cut_in_the_log() -> None:
