@@ -1,4 +1,4 @@
-"""Unity players through the whole pipeline: `python scripts/bench/unity.py [12] [64] [4x12] [--seconds 30]`.
+"""Unity players through the whole pipeline: `python scripts/bench/unity.py [12] [64] [4x12] [beside] [--seconds 30]`.
 
 A stand-in of a Unity player (real gRPC, the physics of `balance`: 8 numbers seen, 2 continuous actions) with the
 settings of ML-Agents' own 3DBall. Prints, for each case, end-to-end agent-steps/s after warm-up; the players alone,
@@ -7,16 +7,21 @@ smaller of the two.
 
 12, 64: agents of one player; 4x12: four players of 12. The parts are measured while the whole is paused, as in
 `end_to_end.py`.
+
+beside: a player of 12 whose three fellows have failed, one killed, one stalled, one after it sent NaN; its rate is
+compared with that of a player in a run of its own. The two runs take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +34,65 @@ from unity_null_trainer import executable, null_trainer
 CASES = {"12": (1, 12), "64": (1, 64), "4x12": (4, 12)}
 BEHAVIOR = "3DBall"
 PORT = 5905
+BESIDE = "beside"
+STALL_S = 30.0
+
+
+@contextlib.contextmanager
+def running(folder: Path, count: int, port: int, build: Path) -> Iterator[Whole]:
+    """A run that learns, with players of its own."""
+    folder.mkdir()
+    options = {"path": str(build), "port": port, "no_graphics": True, "timeout_s": STALL_S}
+    case = dataclasses.replace(learner_bench.CASES["a"], horizon=1000)
+    with Whole(case, BEHAVIOR, {"name": "unity", "count": count, "options": options}, folder) as whole:
+        yield whole
+
+
+def failing(folder: Path, *options: str) -> Path:
+    """Players 1 to 3 stall, send NaN and wait to be killed after some messages; who starts again never connects."""
+    build = executable(folder, *options, name="failing")
+    run = build.read_text().splitlines()[1]
+    build.write_text(
+        f"""#!/bin/sh
+mkdir "{folder}/started-$SPARRING_NUMBER" || exec sleep 1000000
+case "$SPARRING_NUMBER" in
+  1) set -- "$@" --stall-after 2000;;
+  2) set -- "$@" --nan-after 2000;;
+  3) set -- "$@" --crash-after 2000;;
+esac
+{run}
+"""
+    )
+    return build
+
+
+def beside(seconds: float, turn_s: float) -> str:
+    """A player whose fellows fail against one that has none; one line."""
+    options = ("--game", "balance", "--areas", "12", "--behavior", BEHAVIOR)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        alone = stack.enter_context(running(folder / "alone", 1, PORT, executable(folder, *options)))
+        alone.pause()
+        left = stack.enter_context(running(folder / "left", 4, PORT + 10, failing(folder, *options)))
+        while left.fresh()["services"]["stepping-0"]["simulators"] > 1:
+            time.sleep(0.2)
+        rates = {alone: 0.0, left: 0.0}
+        turns = max(2, round(seconds / turn_s))
+        left.pause()
+        for _ in range(turns):
+            for whole in rates:
+                whole.resume()
+                before = whole.fresh()
+                time.sleep(turn_s)
+                after = whole.fresh()
+                whole.pause()
+                one, two = (look["behaviors"][BEHAVIOR]["figures"]["books"]["produced"] for look in (before, after))
+                rates[whole] += (two - one) / (after["time_s"] - before["time_s"]) / turns
+        alone.resume()
+    return (
+        f"beside: ratio {rates[left] / rates[alone]:.2f}  "
+        f"beside three that failed {rates[left]:,.0f}/s  alone {rates[alone]:,.0f}/s"
+    )
 
 
 def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
@@ -74,13 +138,14 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)} (default: all)")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join((*CASES, BESIDE))} (default: all)")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the whole runs, measured")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds between two pauses")
     parser.add_argument("--warm", type=float, default=5.0)
     args = parser.parse_args()
-    for name in args.cases or CASES:
-        print(compare(name, args.seconds, args.warm, args.turn), flush=True)
+    for name in args.cases or (*CASES, BESIDE):
+        line = beside(args.seconds, args.turn) if name == BESIDE else compare(name, args.seconds, args.warm, args.turn)
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
