@@ -87,10 +87,8 @@ def test_a_port_is_free_again_at_once() -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started."""
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(
-        SettingsError, match=r"without the library grpcio; expected it; pip install 'sparring\[unity\]'"
-    ):
+    monkeypatch.setitem(sys.modules, "h2.connection", None)
+    with pytest.raises(SettingsError, match=r"without the library h2; expected it; pip install 'sparring\[unity\]'"):
         make("unity", 1)
 
 
