@@ -92,7 +92,7 @@ def test_a_reader_that_believes_a_shape_is_caught(monkeypatch: pytest.MonkeyPatc
         return codec._Layout(codec._DTYPES[text], shape, 0)
 
     monkeypatch.setattr(codec, "_layout", trusting)
-    report = engine.search(simulator.TARGET, inputs=300, seconds=60.0)
+    report = engine.search(simulator.TARGET, inputs=600, seconds=60.0)
     assert any("Error" in kind for kind in report.findings)
 
 
