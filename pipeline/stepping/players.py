@@ -137,11 +137,15 @@ class Line:
             with anyio.move_on_after(LAST_CALL_S, shield=True):
                 await self._over.wait()
         self.part()
+        self._over.set()
         self._server.close()
 
     # ------------------------------------------------------------ what the player says
 
     def _called(self, content: bytes) -> None:
+        if self._over.is_set():  # who comes back has missed an answer
+            self._server.answer(None)
+            return
         self._due = None
         if len(content) <= _LARGE:
             with self._refusing():
@@ -186,6 +190,9 @@ class Line:
 
     def _go_on(self) -> None:
         """No agent wants a decision or has ended: the game goes on, for a while."""
+        if self._parting:
+            self._say_farewell()
+            return
         now = self._clock()
         since = self._quiet_since = now if self._quiet_since is None else self._quiet_since
         if now - since > self._player.timeout_s:

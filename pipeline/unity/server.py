@@ -2,11 +2,17 @@
 
 The player is the client. Each of its messages is a call, and the next message of the trainer is its answer, so at most
 one call is open at any time. All of it happens on an event loop, which is never kept waiting.
+
+Whose first message comes whole is the player until its connection ends; then it may connect anew, or another in its
+place. Calls of others are refused before they bring a message. While there is no player, each connection may bring one
+message of `_FIRST` bytes, so that together they keep no more than the player may. A connection that is not the player's
+ends after `STRANGER_S`, or when there are too many.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -20,7 +26,15 @@ _LARGEST: Final = 256 * 2**20
 """Bytes of a message: images of many agents."""
 _RECEIVE: Final = 256 * 1024
 _MOST_STRANGERS: Final = 16
-"""Connections beside the player's."""
+"""Connections beside the player's; the oldest makes room for one more."""
+_FIRST: Final = _LARGEST // _MOST_STRANGERS
+"""Bytes of the message with which somebody becomes the player: an introduction, or the next of one that comes back."""
+_RECEIVE_FIRST: Final = 16 * 1024
+"""Of who is not the player: others have their turn in between."""
+STRANGER_S: Final = 30.0
+"""For a connection to become the player's. It loses nothing by that: who calls later connects anew."""
+_RETRY_S: Final = 1.0
+"""After the system had no room for a connection."""
 
 
 def taken(port: int, host: str) -> SettingsError:
@@ -70,12 +84,12 @@ class Server:
         self._called = called
         self._broken = broken
         self._loop = loop
-        self._lines: list[_Line] = []
-        self._player: _Line | None = None  # who called first; nobody else is listened to
+        self._lines: list[_Line] = []  # oldest first
+        self._player: _Line | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
         self._listener = _listen(port, host)
         self.port: int = self._listener.getsockname()[1]
-        loop.add_reader(self._listener, self._accept)
+        self._listen()
 
     def answer(self, message: bytes | None) -> None:
         """Answers the open call; None refuses it. Nothing happens where none is open."""
@@ -96,52 +110,76 @@ class Server:
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for line in list(self._lines):
-            line.close()
+            line.end()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
-        except OSError:  # who called has gone again
+        except (BlockingIOError, ConnectionError):  # who called has gone again
             return
-        if len(self._lines) > _MOST_STRANGERS:
-            stream.close()
+        except OSError:  # there is no room for it: it would be asked for again and again
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_RETRY_S, self._listen)
             return
-        self._lines.append(_Line(self, stream, self._loop))
+        strangers = [line for line in self._lines if line is not self._player]
+        if len(strangers) >= _MOST_STRANGERS:
+            strangers[0].end()
+        self._lines.append(_Line(self, stream, self._loop, _FIRST if self._player is None else 0))
+
+    # ------------------------------------------------------------ for the lines
+
+    def is_player(self, line: _Line) -> bool:
+        """Whether a line is the player's."""
+        return line is self._player
 
     def hear(self, line: _Line, stream: int, message: bytes | None) -> None:
-        """For the lines: a call has come, or was broken off."""
+        """A call has come, or was broken off; of others than the player none comes."""
         if message is None:
             if line is self._player and stream == self._open:
                 self._open = None
                 self._broken()
             return
-        self._player = self._player or line
-        if line is not self._player or self._open is not None:
-            line.connection.refuse(stream, UNAVAILABLE, "another player plays on this port")
-            return
+        if self._player is None:
+            line.connection.welcome(_LARGEST)
+            self._play(line)
         self._open = stream
         self._called(message)
 
     def lost(self, line: _Line) -> None:
-        """For the lines: one has ended."""
+        """One has ended."""
         self._lines.remove(line)
-        if line is self._player and self._open is not None:
-            self._open = None
-            self._broken()
+        if line is self._player:
+            broken, self._open = self._open is not None, None
+            self._play(None)
+            if broken:
+                self._broken()
+
+    def _play(self, player: _Line | None) -> None:
+        """Listens to one, or to all until one has called."""
+        self._player = player
+        for line in list(self._lines):
+            if line is not player:
+                line.connection.limit(_FIRST if player is None else 0)
+                line.send()
 
 
 class _Line:
     """One connection on an event loop. It is not read while the other side does not read."""
 
-    def __init__(self, server: Server, stream: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: Server, stream: socket.socket, loop: asyncio.AbstractEventLoop, largest: int) -> None:
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = Connection(PATH, _LARGEST)
+        self.connection = Connection(PATH, largest)
         self._server = server
         self._stream = stream
         self._loop = loop
         self._unsent = b""
         self._ended = False
+        self._watch = loop.call_later(STRANGER_S, self._look)
         loop.add_reader(stream, self._read)
 
     def send(self) -> None:
@@ -161,13 +199,20 @@ class _Line:
             self._loop.remove_reader(self._stream)
             self._loop.add_writer(self._stream, self._go_on)
 
-    def close(self) -> None:
-        """Ends the connection; what could not be sent at once is lost."""
+    def end(self) -> None:
+        """Takes leave, and ends the connection; what can not be sent at once is lost."""
         if not self._ended:
-            self._ended = True
-            self._loop.remove_reader(self._stream)
-            self._loop.remove_writer(self._stream)
-            self._stream.close()
+            self.connection.end()
+            self.send()
+            self._lose()
+
+    def _look(self) -> None:
+        """From time to time."""
+        if self._server.is_player(self):
+            self.connection.pardon()
+            self._watch = self._loop.call_later(STRANGER_S, self._look)
+        else:
+            self.end()
 
     def _go_on(self) -> None:
         self._loop.remove_writer(self._stream)
@@ -176,7 +221,7 @@ class _Line:
 
     def _read(self) -> None:
         try:
-            data = self._stream.recv(_RECEIVE)
+            data = self._stream.recv(_RECEIVE if self._server.is_player(self) else _RECEIVE_FIRST)
         except BlockingIOError:
             return
         except OSError:
@@ -191,13 +236,21 @@ class _Line:
             self._lose()
             return
         for stream, message in calls:
-            self._server.hear(self, stream, message)
+            if not self._ended:
+                self._server.hear(self, stream, message)
         self.send()
 
     def _lose(self) -> None:
-        if not self._ended:
-            self.close()
-            self._server.lost(self)
+        if self._ended:
+            return
+        self._ended = True
+        self._watch.cancel()
+        self._loop.remove_reader(self._stream)
+        self._loop.remove_writer(self._stream)
+        with contextlib.suppress(OSError):
+            self._stream.recv(_RECEIVE)  # where something is unread, the other side may not read our last word
+        self._stream.close()
+        self._server.lost(self)
 
 
 def _listen(port: int, host: str) -> socket.socket:

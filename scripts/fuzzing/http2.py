@@ -1,7 +1,8 @@
 """A client's side of an HTTP/2 connection: each call is heard whole and answered, or the connection is refused.
 
 An input is a number of bytes that come at once, less one, and then those that come. Whatever they are, no message is
-larger than allowed, what is sent back are frames, and no more data than the client lets pass.
+larger than allowed, nor is what is kept of those that are not here whole; what is sent back are frames, and no more
+data than the client lets pass. Who has called is welcome.
 """
 
 from __future__ import annotations
@@ -34,19 +35,25 @@ ANSWER: Final = bytes(100_000)
 """More than a connection lets pass at first."""
 
 _HEAD: Final = 9
+_PREFIX: Final = 5
 _MORE: Final = bytes((0, 0, 4, WindowUpdateFrame.type))
 
 
 def one_input(data: bytes) -> None:
     """Holds a connection."""
     connection, at_once, arriving = Connection(PATH, LARGEST), 1 + (data[0] if data else 0), data[1:]
-    sent = bytearray(connection.take())
+    sent, welcome = bytearray(connection.take()), False
     try:
         for at in range(0, len(arriving), at_once):
             for stream, message in connection.feed(arriving[at : at + at_once]):
                 if message is not None and len(message) > LARGEST:
                     raise Violation(f"a message of {len(message)} bytes, at most {LARGEST}")
+                if not welcome:
+                    connection.welcome(LARGEST)
+                    welcome = True
                 connection.answer(stream, ANSWER)
+            if connection.kept() > LARGEST + _PREFIX:
+                raise Violation(f"{connection.kept()} bytes of messages are kept, at most {LARGEST + _PREFIX}")
             sent += connection.take()
     except http2.Violation:
         sent += connection.take()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import pytest
 
@@ -103,6 +104,12 @@ class Scene:
         """The trainer's answer to the open call, as the player reads it."""
         self.loop.do(lambda: self.line.answer(act))
         return Message.FromString(self.doll.open.result(LONG_S)).unity_input.rl_input
+
+    def hang_up(self, doll: Doll) -> None:
+        """Closes a player's connection, and has that known."""
+        doll.channel.close()
+        while self.loop.do(lambda: self.line._server._lines):
+            pass
 
     def again(self) -> Line:
         """Another line on the same port."""
@@ -221,15 +228,43 @@ def test_a_call_that_is_broken_off_is_told_of(scene: Scene) -> None:
     assert (fault.code, fault.got) == (GONE, "the player broke the connection off")
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_at_the_end_the_player_is_told_to_quit(waits: bool, scene: Scene) -> None:
+def test_who_calls_after_a_call_that_was_broken_off_is_turned_away(scene: Scene) -> None:
+    """It has missed an answer, and the line is at its end."""
+    scene.begin()
+    scene.doll.open.cancel()
+    assert isinstance(scene.next(), Fault)
+    call = scene.doll.call(introduction())
+    with pytest.raises(grpc.RpcError):
+        call.result(LONG_S)
+    assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the trainer has ended")
+    assert scene.told.empty()
+
+
+def test_a_player_that_connects_anew_between_two_calls_goes_on(scene: Scene) -> None:
+    """One that begins anew there is told of at once, not by its silence."""
+    scene.begin()
+    scene.answer(act(0, 0))
+    scene.hang_up(scene.doll)
+    with player_by_hand(scene.line.port) as again:
+        scene.doll.open = again.call(agents(count=2, seen=0.75))
+        assert isinstance(scene.next(), Said)
+        scene.answer(act(0, 0))
+        scene.hang_up(again)
+    with player_by_hand(scene.line.port) as another:
+        assert another.ask(introduction()).unity_input.rl_input.command == QUIT
+        fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert "introduction in the middle" in fault.got
+
+
+@pytest.mark.parametrize("last", [None, agents(count=2), message()], ids=["waits", "acts", "has nothing to say"])
+def test_at_the_end_the_player_is_told_to_quit(last: Any, scene: Scene) -> None:
     """At once where it waits, else when it calls next; what it says then is not lost without a word: it is told of."""
     scene.begin()
-    if not waits:
+    if last is not None:
         scene.answer(act(0, 0))
-        scene.doll.open = None
     scene.loop.do(scene.line.part)
-    call = scene.doll.open or scene.doll.call(agents(count=2))
+    call = scene.doll.open if last is None else scene.doll.call(last)
     assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
     assert scene.line.overdue(1e9) is None
 
@@ -271,6 +306,8 @@ def test_a_player_that_computes_while_the_line_is_closed_is_still_told_to_quit(
     scene.answer(act(0, 0))
     scene.loop.do(scene.line.part)
     closing = scene.loop.begin(scene.line.close())
+    scene.loop.do(lambda: None)
+    assert not closing.done()
     call = scene.doll.open = scene.doll.call(agents(count=2))
     assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
     closing.result(LONG_S)
