@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
 from typing import Final
 
 from pipeline.unity.server import Server
 
 BROKEN: Final = "the player broke the connection off"
+
+_END_S: Final = 2.0
 
 
 class Gone:
@@ -18,7 +22,7 @@ class Gone:
 
 
 class Calls:
-    """The calls of one player.
+    """The calls of one player. They arrive on a thread of their own, so that the player's connection lives on.
 
     Args:
         port: to listen on; 0 chooses one.
@@ -29,15 +33,21 @@ class Calls:
         open: whether a call waits for its answer.
 
     Raises:
-        SettingsError: the port is not free, or gRPC is not installed.
+        SettingsError: the port is not free, or a library is not installed.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.open = False
         self._arrived: queue.SimpleQueue[bytes | Gone] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._server = Server(port, self._called, lambda: self.gone(BROKEN), host)
+        self._loop = asyncio.SelectorEventLoop()
+        try:
+            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop, host)
+        except BaseException:
+            self._loop.close()
+            raise
         self.port = self._server.port
+        self._thread = threading.Thread(target=self._run, name="unity calls", daemon=True)
+        self._thread.start()
 
     def receive(self, timeout_s: float) -> bytes | Gone | None:
         """The player's next message; `Gone` where it has gone; None where nothing came in time."""
@@ -53,16 +63,24 @@ class Calls:
     def answer(self, message: bytes) -> None:
         """Answers the open call."""
         self.open = False
-        self._answers.put(message)
+        self._loop.call_soon_threadsafe(self._server.answer, message)
 
     def close(self) -> None:
-        """Ends the server; a call without an answer is broken off."""
-        self._server.refuse()
-        self._answers.put(None)
-        self._server.close()
+        """Ends the server; a call without an answer is refused."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end)
+            self._thread.join(_END_S)
 
-    def _called(self, message: bytes) -> bytes | None:
-        """A call waits here, on its own thread, for its answer."""
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _end(self) -> None:
+        self._server.close()
+        self._loop.stop()
+
+    def _called(self, message: bytes) -> None:
         self.open = True
         self._arrived.put(message)
-        return self._answers.get()

@@ -1,16 +1,19 @@
 """A Unity player whose calls are answered in this process: a hop less for each of its steps.
 
-gRPC brings each call on a thread of its own. The message is decoded there, handed to the event loop, and the thread
-waits; the loop's answer is encoded there again. The simulator that launched the player only looks after it.
+They arrive on the event loop, and are read and answered there: a step wakes no thread but this one. A large message,
+of images, is read on a thread, where the libraries that decode them let others go on. The simulator that launched the
+player only looks after it.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+import anyio
 
 from pipeline.errors import LocalProtocolError, SettingsError
 from pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Sampler, Statistic
@@ -23,6 +26,9 @@ LAST_CALL_S: Final = 1.0
 """For a player's last call: longer than a frame takes, and a run's end waits for it."""
 GONE: Final = "gone"
 """Code of the fault of a player that has broken off: how it ended says more."""
+
+_LARGE: Final = 64 * 1024
+"""Bytes of a message from which reading it takes longer than handing it to a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,38 +58,58 @@ class Line:
     Args:
         player: what is told of it.
         seed: of its random source.
-        hear: gets what happens; called on threads of gRPC's.
+        hear: gets what happens.
         clock: seconds, monotonic.
+        loop: on which all of this happens.
 
     Attributes:
         port: on which it is to call.
 
     Raises:
-        SettingsError: its port is not free, or gRPC is not installed.
+        SettingsError: its port is not free, or a library is not installed.
     """
 
-    def __init__(self, player: Player, *, seed: int, hear: Callable[[Event], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        player: Player,
+        *,
+        seed: int,
+        hear: Callable[[Event], None],
+        clock: Callable[[], float],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._player = player
         self._seed = seed
         self._hear = hear
         self._clock = clock
+        self._loop = loop
         self._conversation = Conversation()
-        self._parting = False
-        self._over = threading.Event()  # it was told to quit, or has broken off
+        self._over = asyncio.Event()  # it was told to quit, or has broken off
         self._phase = "launched"
         self._due: float | None = clock() + player.connect_s  # None while the player waits for us
         self._quiet_since: float | None = None  # agents have not decided or ended since
+        self._asked = False  # it waits for an answer of the loop's
+        self._parting = False
         self._news: dict[str, BehaviorSpec] = {}
         self._statistics: list[Statistic] = []
-        self._answers: queue.SimpleQueue[Act | Reset | None] = queue.SimpleQueue()
-        self._server = Server(player.port, self._called, self._broken)
+        self._server = Server(player.port, self._called, self._broken, loop)
         self.port = self._server.port
-
-    # ------------------------------------------------------------ for the loop
 
     def answer(self, answer: Act | Reset) -> None:
         """Answers what it has said."""
-        self._answers.put(answer)
+        if not self._asked:  # it has gone meanwhile, or was told to quit
+            return
+        self._asked = False
+        with self._refusing():
+            told = _told(answer.parameters, answer.samplers)
+            if isinstance(answer, Act):
+                self._come_to("stepping")
+                self._send(self._conversation.step(answer.actions, told))
+                return
+            if self._phase == "initialised":
+                self._come_to("first reset")
+                told = bytes.fromhex(self._player.settings) + told
+            self._send(self._conversation.reset(told))
 
     def overdue(self, now: float) -> Fault | None:
         """What to say of it where it has been silent for too long."""
@@ -99,50 +125,74 @@ class Line:
         """Has it told to quit, now where it waits, else when it calls next."""
         self._due = None
         self._parting = True
-        self._answers.put(None)
+        if self._asked:
+            self._say_farewell()
 
-    def close(self) -> None:
-        """Frees the port. It blocks for a moment: for a thread.
+    async def close(self) -> None:
+        """Frees the port, also when it is cancelled; where the player waits, it is told to quit first.
 
         A player that is to quit and computes at the time is still told so when it calls next.
         """
         if self._parting:
-            self._over.wait(LAST_CALL_S)
-        self._server.refuse()
-        self._answers.put(None)
+            with anyio.move_on_after(LAST_CALL_S, shield=True):
+                await self._over.wait()
+        self.part()
+        self._over.set()
         self._server.close()
 
-    # ------------------------------------------------------------ on threads of gRPC's
+    # ------------------------------------------------------------ what the player says
 
-    def _called(self, content: bytes) -> bytes | None:
-        try:
-            return self._answered(self._conversation.hear(content))
-        except Unreadable as error:
-            self._hear(_fault(str(error), error.remedy))
-        except (LocalProtocolError, SettingsError) as error:
-            self._hear(_fault(str(error), "report it"))
-        return self._farewell()
-
-    def _answered(self, heard: Heard) -> bytes | None:
-        conversation = self._conversation
+    def _called(self, content: bytes) -> None:
+        if self._over.is_set():  # who comes back has missed an answer
+            self._server.answer(None)
+            return
         self._due = None
+        if len(content) <= _LARGE:
+            with self._refusing():
+                self._react(self._conversation.hear(content))
+            return
+        reading = self._loop.run_in_executor(None, self._conversation.hear, content)
+        reading.add_done_callback(self._read)
+
+    def _read(self, reading: asyncio.Future[Heard]) -> None:
+        """A large message has been read on a thread."""
+        with self._refusing():
+            self._react(reading.result())
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Tells of what can not be used, and has the player quit."""
+        try:
+            yield
+        except Unreadable as error:
+            self._give_up(_fault(str(error), error.remedy))
+        except (LocalProtocolError, SettingsError) as error:
+            self._give_up(_fault(str(error), "report it"))
+
+    def _react(self, heard: Heard) -> None:
+        conversation = self._conversation
         if heard.farewell is not None:
             said = f" ({heard.farewell})" if heard.farewell else ""
-            self._hear(_fault(f"a player that ended the conversation{said}", "keep the game running", GONE))
-            return self._farewell()
+            self._give_up(_fault(f"a player that ended the conversation{said}", "keep the game running", GONE))
+            return
         if heard.introduction is not None:
             self._come_to("connected")
             answer = conversation.initialise(seed=self._seed, package=PACKAGE, num_areas=self._player.areas)
             self._come_to("initialised")
-            return self._sent(answer)
+            self._send(answer)
+            return
         self._news |= heard.behaviors
         self._statistics += heard.statistics
         if heard.reports or conversation.state == "ready":
-            return self._ask(heard.reports)
-        return self._go_on()
+            self._ask(heard.reports)
+        else:
+            self._go_on()
 
-    def _go_on(self) -> bytes:
+    def _go_on(self) -> None:
         """No agent wants a decision or has ended: the game goes on, for a while."""
+        if self._parting:
+            self._say_farewell()
+            return
         now = self._clock()
         since = self._quiet_since = now if self._quiet_since is None else self._quiet_since
         if now - since > self._player.timeout_s:
@@ -150,38 +200,33 @@ class Line:
                 f"no agent that wanted a decision or ended in {self._player.timeout_s:g} s",
                 "give the agents a Decision Requester, or call RequestDecision",
             )
-        return self._sent(self._conversation.step(()))
+        self._send(self._conversation.step(()))
 
-    def _ask(self, reports: tuple[BehaviorReport, ...]) -> bytes | None:
-        """Has the loop answer."""
+    def _ask(self, reports: tuple[BehaviorReport, ...]) -> None:
+        """Has somebody answer."""
         said = Said(at=self._clock(), behaviors=self._news, reports=reports, statistics=tuple(self._statistics))
         self._news, self._statistics, self._quiet_since = {}, [], None
+        self._asked = True
         self._hear(said)
-        answer = self._answers.get()
-        if answer is None:
-            return self._farewell()
-        told = _told(answer.parameters, answer.samplers)
-        if isinstance(answer, Act):
-            self._come_to("stepping")
-            return self._sent(self._conversation.step(answer.actions, told))
-        if self._phase == "initialised":
-            self._come_to("first reset")
-            told = bytes.fromhex(self._player.settings) + told
-        return self._sent(self._conversation.reset(told))
+        if self._parting and self._asked:
+            self._say_farewell()
 
-    def _sent(self, message: bytes) -> bytes:
+    def _send(self, message: bytes) -> None:
         self._due = self._clock() + self._player.timeout_s
-        return message
+        self._server.answer(message)
 
-    def _farewell(self) -> bytes | None:
+    def _give_up(self, fault: Fault) -> None:
+        self._say_farewell()
+        self._hear(fault)
+
+    def _say_farewell(self) -> None:
         """Tells it to quit, where that can be said now."""
-        self._due = None
+        self._due, self._asked = None, False
+        self._over.set()
         try:
-            return self._conversation.quit()
+            self._server.answer(self._conversation.quit())
         except LocalProtocolError:
-            return None
-        finally:
-            self._over.set()
+            self._server.answer(None)
 
     def _come_to(self, phase: str) -> None:
         if self._phase != phase:
@@ -189,7 +234,7 @@ class Line:
             self._hear(phase)
 
     def _broken(self) -> None:
-        self._due = None
+        self._due, self._asked = None, False
         self._over.set()
         self._hear(_fault("the player broke the connection off", "see its log", GONE))
 

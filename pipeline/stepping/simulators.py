@@ -10,10 +10,10 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
-import anyio.to_thread
 from anyio.abc import ByteStream
 
 from pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
@@ -170,8 +170,7 @@ class Simulators:
         finally:
             peer.flow.close()
             if peer.line is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(peer.line.close)
+                await peer.line.close()
             del self._peers[peer.key]
             if not self._peers:
                 self._deserted.set()
@@ -301,13 +300,14 @@ class Simulators:
     # ---------------------------------------------------------------- players
 
     def _connect_line(self, peer: Peer, player: Player) -> Line:
-        loop = asyncio.get_running_loop()
-
-        def hear(event: Event) -> None:
-            loop.call_soon_threadsafe(self._heard, peer, event)
-
         try:
-            return Line(player, seed=self._seed(peer.number or 0), hear=hear, clock=self._house.clock)
+            return Line(
+                player,
+                seed=self._seed(peer.number or 0),
+                hear=partial(self._heard, peer),
+                clock=self._house.clock,
+                loop=asyncio.get_running_loop(),
+            )
         except SettingsError as error:
             raise RemoteProtocolError("specs", got=str(error), expected="a player", remedy="see above") from error
 

@@ -1,46 +1,40 @@
-"""Where a Unity player calls: one gRPC method whose answers are ours.
+"""Where a Unity player calls: one method of gRPC whose answers are ours.
 
 The player is the client. Each of its messages is a call, and the next message of the trainer is its answer, so at most
-one call is open at any time. The calls arrive on threads of gRPC's.
+one call is open at any time. All of it happens on an event loop, which is never kept waiting.
+
+Whose first message comes whole is the player until its connection ends; then it may connect anew, or another in its
+place. Calls of others are refused before they bring a message. While there is no player, each connection may bring one
+message of `_FIRST` bytes, so that together they keep no more than the player may. A connection that is not the player's
+ends after `STRANGER_S`, or when there are too many.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from pipeline.errors import SettingsError
-from pipeline.unity import INSTALL
+from pipeline.unity.http2 import UNAVAILABLE, Connection, Violation, library
 
-if TYPE_CHECKING:
-    import grpc
+PATH: Final = "/communicator_objects.UnityToExternalProto/Exchange"
 
-SERVICE: Final = "communicator_objects.UnityToExternalProto"
-METHOD: Final = "Exchange"
-
-_CALLERS: Final = 4
-"""Threads: one for the player's call, the others to turn strangers away."""
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a port that is taken is refused instead of shared
-    ("grpc.max_receive_message_length", 256 * 2**20),  # images of many agents
-    ("grpc.max_send_message_length", -1),
-)
-
-
-def library() -> Any:
-    """The module grpc.
-
-    Raises:
-        SettingsError: it is not installed.
-    """
-    try:
-        import grpc
-    except ImportError as error:
-        raise SettingsError(f"got a Unity player without the library grpcio; expected it; {INSTALL}") from error
-    return grpc
+_LARGEST: Final = 256 * 2**20
+"""Bytes of a message: images of many agents."""
+_RECEIVE: Final = 256 * 1024
+_MOST_STRANGERS: Final = 16
+"""Connections beside the player's; the oldest makes room for one more."""
+_FIRST: Final = _LARGEST // _MOST_STRANGERS
+"""Bytes of the message with which somebody becomes the player: an introduction, or the next of one that comes back."""
+_RECEIVE_FIRST: Final = 16 * 1024
+"""Of who is not the player: others have their turn in between."""
+STRANGER_S: Final = 30.0
+"""For a connection to become the player's. It loses nothing by that: who calls later connects anew."""
+_RETRY_S: Final = 1.0
+"""After the system had no room for a connection."""
 
 
 def taken(port: int, host: str) -> SettingsError:
@@ -55,87 +49,214 @@ def check_free(port: int, host: str = "127.0.0.1") -> None:
     """Finds out early what a server would find out later.
 
     Raises:
-        SettingsError: the port is not free, or gRPC is not installed.
+        SettingsError: the port is not free, or a library is not installed.
     """
     library()
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # calls that have just ended do not count
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise taken(port, host) from error
+    _listen(port, host).close()
 
 
 class Server:
-    """Answers the calls of one player.
+    """Takes the calls of one player, on an event loop that can watch sockets.
 
     Args:
         port: to listen on; 0 chooses one.
-        answer: makes the answer to a message, on a thread of gRPC's; it may take its time; None refuses the call.
-        broken: called, on a thread of gRPC's, when the player has broken off a call that was not answered.
+        called: gets each message; `answer` answers it, sooner or later.
+        broken: called when the player has broken off a call that was not answered.
+        loop: on which all of this happens.
         host: to listen on.
 
     Attributes:
         port: on which it listens.
 
     Raises:
-        SettingsError: the port is not free, or gRPC is not installed.
+        SettingsError: the port is not free, or a library is not installed.
     """
 
     def __init__(
         self,
         port: int,
-        answer: Callable[[bytes], bytes | None],
+        called: Callable[[bytes], None],
         broken: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
         host: str = "127.0.0.1",
     ) -> None:
-        grpc = library()
-        self._answer = answer
+        library()
+        self._called = called
         self._broken = broken
-        self._turn = threading.Lock()
-        self._peer = ""  # who called first; nobody else is listened to
-        self._called = 0  # calls so far
-        self._open = 0  # the one that waits for its answer
-        self._closing = False
-        self._status = grpc.StatusCode
-        self._server = grpc.server(ThreadPoolExecutor(_CALLERS, "unity call"), options=_OPTIONS)
-        handler: Any = grpc.unary_unary_rpc_method_handler(self._exchange)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self._loop = loop
+        self._lines: list[_Line] = []  # oldest first
+        self._player: _Line | None = None
+        self._open: int | None = None  # stream of the call that waits for its answer
+        self._listener = _listen(port, host)
+        self.port: int = self._listener.getsockname()[1]
+        self._listen()
+
+    def answer(self, message: bytes | None) -> None:
+        """Answers the open call; None refuses it. Nothing happens where none is open."""
+        stream, self._open = self._open, None
+        if stream is None or self._player is None:
+            return
+        if message is None:
+            self._player.connection.refuse(stream, UNAVAILABLE, "the trainer has ended")
+        else:
+            self._player.connection.answer(stream, message)
+        self._player.send()
+
+    def close(self) -> None:
+        """Refuses the open call, and frees the port. More than once does no harm."""
+        if self._listener.fileno() < 0:
+            return
+        self.answer(None)
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for line in list(self._lines):
+            line.end()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise taken(port, host) from error
-        self._server.start()
+            stream, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # who called has gone again
+            return
+        except OSError:  # there is no room for it: it would be asked for again and again
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_RETRY_S, self._listen)
+            return
+        strangers = [line for line in self._lines if line is not self._player]
+        if len(strangers) >= _MOST_STRANGERS:
+            strangers[0].end()
+        self._lines.append(_Line(self, stream, self._loop, _FIRST if self._player is None else 0))
 
-    def refuse(self) -> None:
-        """Turns every later call away, and does not tell of broken ones any more."""
-        self._closing = True
+    # ------------------------------------------------------------ for the lines
 
-    def close(self, grace_s: float | None = 0.5) -> None:
-        """Ends the server: a call that is not answered in time is broken off, and the port is free."""
-        self._closing = True
-        self._server.stop(grace=grace_s).wait(2.0)
+    def is_player(self, line: _Line) -> bool:
+        """Whether a line is the player's."""
+        return line is self._player
 
-    def _exchange(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """One call, on a thread of gRPC's."""
-        with self._turn:
-            self._peer = self._peer or context.peer()
-            if self._closing or self._open or context.peer() != self._peer:
-                return self._refuse(context, "another player plays on this port")
-            self._called += 1
-            self._open = call = self._called
-        context.add_callback(lambda: self._ended(call))
-        answer = self._answer(message)
-        self._open = 0
-        if answer is None:
-            return self._refuse(context, "the trainer has ended")
-        return answer
+    def hear(self, line: _Line, stream: int, message: bytes | None) -> None:
+        """A call has come, or was broken off; of others than the player none comes."""
+        if message is None:
+            if line is self._player and stream == self._open:
+                self._open = None
+                self._broken()
+            return
+        if self._player is None:
+            line.connection.welcome(_LARGEST)
+            self._play(line)
+        self._open = stream
+        self._called(message)
 
-    def _ended(self, call: int) -> None:
-        """A call is over: in order, or because the player broke it off while it was open."""
-        if self._open == call and not self._closing:
-            self._broken()
+    def lost(self, line: _Line) -> None:
+        """One has ended."""
+        self._lines.remove(line)
+        if line is self._player:
+            broken, self._open = self._open is not None, None
+            self._play(None)
+            if broken:
+                self._broken()
 
-    def _refuse(self, context: Any, why: str) -> bytes:
-        context.abort(self._status.UNAVAILABLE, why)
-        return b""
+    def _play(self, player: _Line | None) -> None:
+        """Listens to one, or to all until one has called."""
+        self._player = player
+        for line in list(self._lines):
+            if line is not player:
+                line.connection.limit(_FIRST if player is None else 0)
+                line.send()
+
+
+class _Line:
+    """One connection on an event loop. It is not read while the other side does not read."""
+
+    def __init__(self, server: Server, stream: socket.socket, loop: asyncio.AbstractEventLoop, largest: int) -> None:
+        stream.setblocking(False)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = Connection(PATH, largest)
+        self._server = server
+        self._stream = stream
+        self._loop = loop
+        self._unsent = b""
+        self._ended = False
+        self._watch = loop.call_later(STRANGER_S, self._look)
+        loop.add_reader(stream, self._read)
+
+    def send(self) -> None:
+        """Sends what there is to send, now or as soon as it can be sent."""
+        self._unsent += self.connection.take()
+        if not self._unsent or self._ended:
+            return
+        try:
+            sent = self._stream.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose()
+            return
+        waited, self._unsent = len(self._unsent) > sent, self._unsent[sent:]
+        if waited:
+            self._loop.remove_reader(self._stream)
+            self._loop.add_writer(self._stream, self._go_on)
+
+    def end(self) -> None:
+        """Takes leave, and ends the connection; what can not be sent at once is lost."""
+        if not self._ended:
+            self.connection.end()
+            self.send()
+            self._lose()
+
+    def _look(self) -> None:
+        """From time to time."""
+        if self._server.is_player(self):
+            self.connection.pardon()
+            self._watch = self._loop.call_later(STRANGER_S, self._look)
+        else:
+            self.end()
+
+    def _go_on(self) -> None:
+        self._loop.remove_writer(self._stream)
+        self._loop.add_reader(self._stream, self._read)
+        self.send()
+
+    def _read(self) -> None:
+        try:
+            data = self._stream.recv(_RECEIVE if self._server.is_player(self) else _RECEIVE_FIRST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        try:
+            calls = self.connection.feed(data)
+        except Violation:
+            self.send()
+            self._lose()
+            return
+        for stream, message in calls:
+            if not self._ended:
+                self._server.hear(self, stream, message)
+        self.send()
+
+    def _lose(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._watch.cancel()
+        self._loop.remove_reader(self._stream)
+        self._loop.remove_writer(self._stream)
+        with contextlib.suppress(OSError):
+            self._stream.recv(_RECEIVE)  # where something is unread, the other side may not read our last word
+        self._stream.close()
+        self._server.lost(self)
+
+
+def _listen(port: int, host: str) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise taken(port, host) from error
+    listener.setblocking(False)
+    return listener

@@ -51,6 +51,7 @@ behaviors:
     time_horizon: {horizon}
     summary_freq: 1000000
 simulators: {simulators}
+pipeline: {{export: false}}
 """
 BALANCE = (sys.executable, "-m", "services", "simulator", "balance", "--areas")
 PICTURES = (sys.executable, str(Path(__file__).parent / "pictures.py"), "--agents")

@@ -6,6 +6,7 @@ simulator   streams of a simulator: frame reader and codec
 services    messages of another service: frames, codec, rules of queues and boards
 protocol    sequences of well- and ill-formed messages from simulators, against the code that serves them
 unity       messages of a Unity player
+http2       the connection that they come on
 
 Without --guided, inputs are random changes to valid messages: fast, and the same for the same seed. With it, atheris
 (the extra `fuzz`) looks for inputs that reach new code. A finding is printed with its input and written to --corpus;
@@ -26,7 +27,7 @@ from typing import Final
 from scripts.fuzzing import engine
 from scripts.fuzzing.target import Target
 
-TARGETS: Final = ("protocol", "services", "simulator", "unity")
+TARGETS: Final = ("http2", "protocol", "services", "simulator", "unity")
 _ADDRESSES: Final = 8 * 2**30
 """Bytes that the process may ask for: a claim that is believed fails instead of filling the machine."""
 

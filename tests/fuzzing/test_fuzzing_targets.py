@@ -19,7 +19,9 @@ from scripts.fuzzing.__main__ import TARGETS, load
 from scripts.fuzzing.target import Target, Violation
 
 
-@pytest.mark.parametrize(("name", "inputs"), [("simulator", 700), ("services", 400), ("protocol", 200), ("unity", 200)])
+@pytest.mark.parametrize(
+    ("name", "inputs"), [("simulator", 700), ("services", 400), ("protocol", 200), ("unity", 200), ("http2", 500)]
+)
 def test_a_target_finds_nothing_in_some_hundred_inputs(name: str, inputs: int) -> None:
     """The same inputs every time; `scripts/fuzz` feeds millions."""
     report = engine.search(load(name), inputs=inputs, seconds=60.0, seed=1)
@@ -28,7 +30,7 @@ def test_a_target_finds_nothing_in_some_hundred_inputs(name: str, inputs: int) -
 
 
 def test_every_target_can_be_run() -> None:
-    assert {"simulator", "services", "protocol", "unity"} == set(TARGETS)
+    assert {"http2", "simulator", "services", "protocol", "unity"} == set(TARGETS)
 
 
 def test_the_seeds_of_the_codec_are_one_message_of_every_record() -> None:
@@ -90,7 +92,7 @@ def test_a_reader_that_believes_a_shape_is_caught(monkeypatch: pytest.MonkeyPatc
         return codec._Layout(codec._DTYPES[text], shape, 0)
 
     monkeypatch.setattr(codec, "_layout", trusting)
-    report = engine.search(simulator.TARGET, inputs=300, seconds=60.0)
+    report = engine.search(simulator.TARGET, inputs=600, seconds=60.0)
     assert any("Error" in kind for kind in report.findings)
 
 

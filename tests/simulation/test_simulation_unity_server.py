@@ -52,6 +52,55 @@ def test_messages_of_many_megabytes_pass_both_ways(calls: Calls) -> None:
     assert call.result(LONG_S) == large
 
 
+def test_the_first_message_may_not_be_as_large_as_later_ones(calls: Calls) -> None:
+    """Of who may be no player; the client is told so, and may call again."""
+    ask = exchange(calls.port)
+    call = ask.future(bytes(2**24 + 1), wait_for_ready=True)
+    with pytest.raises(grpc.RpcError):
+        call.result(LONG_S)
+    assert (call.code(), call.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too large a message")
+    call = ask.future(b"hello", wait_for_ready=True)
+    assert calls.receive(LONG_S) == b"hello"
+
+
+def test_a_message_that_is_compressed_is_refused(calls: Calls) -> None:
+    """As gRPC has it; the next goes on."""
+    ask = exchange(calls.port)
+    for content in (bytes(10_000), bytes(10**6)):
+        call = ask.future(content, wait_for_ready=True, compression=grpc.Compression.Gzip)
+        with pytest.raises(grpc.RpcError):
+            call.result(LONG_S)
+        assert (call.code(), call.details()) == (grpc.StatusCode.UNIMPLEMENTED, "a message that is compressed")
+        call = ask.future(b"hello", wait_for_ready=True)
+        assert calls.receive(LONG_S) == b"hello"
+        calls.answer(b"answer")
+        assert call.result(LONG_S) == b"answer"
+
+
+def test_what_a_client_says_of_a_call_changes_nothing(calls: Calls) -> None:
+    """How long it waits, what kind of answer it would take, and what others may want to know."""
+    call = exchange(calls.port).future(
+        b"hello", wait_for_ready=True, timeout=LONG_S, metadata=[("own", "x" * 5000), ("own-bin", b"\0\1")]
+    )
+    assert calls.receive(LONG_S) == b"hello"
+    calls.answer(b"answer")
+    assert call.result(LONG_S) == b"answer"
+    assert call.code() == grpc.StatusCode.OK
+    assert not call.initial_metadata()
+
+
+def test_a_player_may_connect_anew_between_two_calls(calls: Calls) -> None:
+    for number in range(3):
+        with player_by_hand(calls.port) as doll:
+            call = doll.channel.unary_unary(METHOD).future(b"%d" % number, wait_for_ready=True)
+            assert calls.receive(LONG_S) == b"%d" % number
+            calls.answer(b"answer")
+            assert call.result(LONG_S) == b"answer"
+            doll.channel.close()
+        while calls._server._lines:
+            pass
+
+
 def test_only_this_machine_can_call(calls: Calls) -> None:
     """It listens on loopback, and on one port."""
     listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN" and one.laddr]
@@ -87,10 +136,8 @@ def test_a_port_is_free_again_at_once() -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started."""
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(
-        SettingsError, match=r"without the library grpcio; expected it; pip install 'sparring\[unity\]'"
-    ):
+    monkeypatch.setitem(sys.modules, "h2.connection", None)
+    with pytest.raises(SettingsError, match=r"without the library h2; expected it; pip install 'sparring\[unity\]'"):
         make("unity", 1)
 
 

@@ -142,6 +142,7 @@ class Doll:
     """A player by hand, of one behavior `Doll?team=0` that sees a number and has one continuous action."""
 
     def __init__(self, channel: Any, pool: ThreadPoolExecutor) -> None:
+        self.channel = channel
         self._exchange: Any = channel.unary_unary(METHOD)
         self._pool = pool
 

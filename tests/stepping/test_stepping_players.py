@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import pytest
 
@@ -24,14 +28,52 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from unity_bridge import LONG_S, Doll, agents, introduction, message, player_by_hand
 from unity_player_peer import Message
 
+T = TypeVar("T")
 QUIT = 2
 SETTINGS = channels.parameter("engine", 1.0)
+
+
+class Loop:
+    """An event loop on a thread, as the line has one in stepping."""
+
+    def __init__(self) -> None:
+        self.own = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self.own.run_forever)
+        self._thread.start()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises on the loop."""
+
+        async def done() -> T:
+            return work()
+
+        return self.begin(done()).result(LONG_S)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """What `work` will return or raise on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.own)
+
+    def end(self) -> None:
+        self.do(lambda: self.own.call_soon(self.own.stop))
+        self._thread.join(LONG_S)
+        self.own.run_until_complete(self.own.shutdown_default_executor())
+        self.own.close()
+
+
+@contextmanager
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 @dataclass
 class Scene:
     """A line, what it tells, and a player by hand."""
 
+    loop: Loop
     line: Line
     doll: Doll
     told: queue.SimpleQueue[Event]
@@ -50,7 +92,7 @@ class Scene:
         assert (told.seed, told.num_areas) == (11, 3)
         call = self.doll.call(message())
         assert self.next() == Said(at=self.now[0])  # ready
-        self.line.answer(reset or Reset())
+        self.loop.do(lambda: self.line.answer(reset or Reset()))
         self.reset = Message.FromString(call.result(LONG_S)).unity_input.rl_input
         assert self.reset.command == 1
         self.doll.open = self.doll.call(agents(known=True, count=2))
@@ -60,8 +102,20 @@ class Scene:
 
     def answer(self, act: Act) -> Any:
         """The trainer's answer to the open call, as the player reads it."""
-        self.line.answer(act)
+        self.loop.do(lambda: self.line.answer(act))
         return Message.FromString(self.doll.open.result(LONG_S)).unity_input.rl_input
+
+    def hang_up(self, doll: Doll) -> None:
+        """Closes a player's connection, and has that known."""
+        doll.channel.close()
+        while self.loop.do(lambda: self.line._server._lines):
+            pass
+
+    def again(self) -> Line:
+        """Another line on the same port."""
+        port, loop = self.line.port, self.loop
+        player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
+        return loop.do(lambda: Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0, loop=loop.own))
 
 
 @pytest.fixture
@@ -69,10 +123,11 @@ def scene() -> Iterator[Scene]:
     told: queue.SimpleQueue[Event] = queue.SimpleQueue()
     now = [100.0]
     player = Player(protocol="unity", port=0, settings=SETTINGS.hex(), areas=3, connect_s=60.0, timeout_s=5.0)
-    line = Line(player, seed=11, hear=told.put, clock=lambda: now[0])
-    with player_by_hand(line.port) as doll:
-        yield Scene(line, doll, told, now)
-        line.close()
+    with loop() as running:
+        line = running.do(lambda: Line(player, seed=11, hear=told.put, clock=lambda: now[0], loop=running.own))
+        with player_by_hand(line.port) as doll:
+            yield Scene(running, line, doll, told, now)
+            running.begin(line.close()).result(LONG_S)
 
 
 def act(*actions: float, **told: Any) -> Act:
@@ -107,7 +162,7 @@ def test_parameters_and_settings_are_told(scene: Scene) -> None:
     assert scene.answer(act(0, 0, parameters={"mass": 3.0})).side_channel == channels.parameter("mass", 3.0)
     scene.doll.open = scene.doll.call(agents(count=2))
     scene.next()
-    scene.line.answer(Reset(parameters={"mass": 4.0}))
+    scene.loop.do(lambda: scene.line.answer(Reset(parameters={"mass": 4.0})))
     told = Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input
     assert (told.command, told.side_channel) == (1, channels.parameter("mass", 4.0))
 
@@ -173,15 +228,43 @@ def test_a_call_that_is_broken_off_is_told_of(scene: Scene) -> None:
     assert (fault.code, fault.got) == (GONE, "the player broke the connection off")
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_at_the_end_the_player_is_told_to_quit(waits: bool, scene: Scene) -> None:
+def test_who_calls_after_a_call_that_was_broken_off_is_turned_away(scene: Scene) -> None:
+    """It has missed an answer, and the line is at its end."""
+    scene.begin()
+    scene.doll.open.cancel()
+    assert isinstance(scene.next(), Fault)
+    call = scene.doll.call(introduction())
+    with pytest.raises(grpc.RpcError):
+        call.result(LONG_S)
+    assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, "the trainer has ended")
+    assert scene.told.empty()
+
+
+def test_a_player_that_connects_anew_between_two_calls_goes_on(scene: Scene) -> None:
+    """One that begins anew there is told of at once, not by its silence."""
+    scene.begin()
+    scene.answer(act(0, 0))
+    scene.hang_up(scene.doll)
+    with player_by_hand(scene.line.port) as again:
+        scene.doll.open = again.call(agents(count=2, seen=0.75))
+        assert isinstance(scene.next(), Said)
+        scene.answer(act(0, 0))
+        scene.hang_up(again)
+    with player_by_hand(scene.line.port) as another:
+        assert another.ask(introduction()).unity_input.rl_input.command == QUIT
+        fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert "introduction in the middle" in fault.got
+
+
+@pytest.mark.parametrize("last", [None, agents(count=2), message()], ids=["waits", "acts", "has nothing to say"])
+def test_at_the_end_the_player_is_told_to_quit(last: Any, scene: Scene) -> None:
     """At once where it waits, else when it calls next; what it says then is not lost without a word: it is told of."""
     scene.begin()
-    if not waits:
+    if last is not None:
         scene.answer(act(0, 0))
-        scene.doll.open = None
-    scene.line.part()
-    call = scene.doll.open or scene.doll.call(agents(count=2))
+    scene.loop.do(scene.line.part)
+    call = scene.doll.open if last is None else scene.doll.call(last)
     assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
     assert scene.line.overdue(1e9) is None
 
@@ -189,14 +272,29 @@ def test_at_the_end_the_player_is_told_to_quit(waits: bool, scene: Scene) -> Non
 def test_closing_frees_the_port(scene: Scene) -> None:
     """A player that waits is told to quit first."""
     scene.begin()
-    port = scene.line.port
-    scene.line.close()
+    scene.loop.begin(scene.line.close()).result(LONG_S)
     assert Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input.command == QUIT
-    player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
-    again = Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0)
-    with pytest.raises(SettingsError, match=f"got port {port}"):
-        Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0)
-    again.close()
+    line = scene.again()
+    with pytest.raises(SettingsError, match=f"got port {line.port}"):
+        scene.again()
+    scene.loop.begin(line.close()).result(LONG_S)
+
+
+def test_a_large_message_is_read_beside_the_loop(scene: Scene) -> None:
+    """Others go on meanwhile; what it says, and what is wrong with it, is heard all the same."""
+    scene.begin()
+    scene.answer(act(0, 0))
+    scene.doll.open = scene.doll.call(agents(count=3000, seen=0.5))
+    said = scene.next()
+    assert isinstance(said, Said)
+    assert said.reports[0].decisions is not None
+    assert len(said.reports[0].decisions.agents) == 3000
+    scene.answer(act(*[0.0] * 3000))
+    scene.doll.open = scene.doll.call(agents(count=3000, seen=float("nan")))
+    fault = scene.next()
+    assert isinstance(fault, Fault)
+    assert "NaN or infinity" in fault.got
+    assert Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input.command == QUIT
 
 
 def test_a_player_that_computes_while_the_line_is_closed_is_still_told_to_quit(
@@ -206,13 +304,13 @@ def test_a_player_that_computes_while_the_line_is_closed_is_still_told_to_quit(
     monkeypatch.setattr(players, "LAST_CALL_S", LONG_S)
     scene.begin()
     scene.answer(act(0, 0))
-    scene.line.part()
-    closing = threading.Thread(target=scene.line.close)
-    closing.start()
+    scene.loop.do(scene.line.part)
+    closing = scene.loop.begin(scene.line.close())
+    scene.loop.do(lambda: None)
+    assert not closing.done()
     call = scene.doll.open = scene.doll.call(agents(count=2))
     assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == QUIT
-    closing.join(LONG_S)
-    assert not closing.is_alive()
+    closing.result(LONG_S)
 
 
 def test_a_player_that_never_calls_again_does_not_keep_the_line_open(
@@ -221,8 +319,6 @@ def test_a_player_that_never_calls_again_does_not_keep_the_line_open(
     monkeypatch.setattr(players, "LAST_CALL_S", 0.0)
     scene.begin()
     scene.answer(act(0, 0))
-    scene.line.part()
-    port = scene.line.port
-    scene.line.close()
-    player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
-    Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0).close()
+    scene.loop.do(scene.line.part)
+    scene.loop.begin(scene.line.close()).result(LONG_S)
+    scene.loop.begin(scene.again().close()).result(LONG_S)
