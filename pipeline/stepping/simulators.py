@@ -331,16 +331,16 @@ class Simulators:
 
     def _frame(self, peer: Peer, said: Said) -> None:
         """What a player said stands for Behaviors and a Step."""
+        self._note_statistics(peer, said.statistics)
         if said.behaviors:
             self._add_behaviors(peer, said.behaviors)
         if not said.reports:
             peer.unset = True
             self.begin()
             return
-        step = Step(sequence=peer.steps, reports=said.reports, statistics=said.statistics)
+        step = Step(sequence=peer.steps, reports=said.reports)
         peer.steps += 1
         self._stepper.receive(peer.key, step, said.at)
-        self._note_statistics(peer, step.statistics)
         if not step.sequence:
             self._look(peer, step)
         self._house.arrived()

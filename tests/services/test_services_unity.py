@@ -169,7 +169,8 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
     """In lockstep, twelve agents in all, 24,000 steps: balls stay up many times as long as untrained."""
     runs = {}
     for count in (1, 4):
-        program = executable(tmp_path, "--game", "balance", "--areas", str(12 // count), name=f"Balance-{count}")
+        words = ("--game", "balance", "--areas", str(12 // count), "--statistics")
+        program = executable(tmp_path, *words, name=f"Balance-{count}")
         config = settings(tmp_path, "Balance", mode="lockstep", own=BALANCE)
         runs[count] = train(tmp_path, config, program, count, "--in-process", run_id=f"run-{count}")
     for count, training in runs.items():
@@ -177,6 +178,12 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
         rewards = [line["reward"] for line in intervals(training, "Balance") if line["reward"] is not None]
         assert rewards[0] < UNTRAINED
         assert rewards[-1] > 2.5 * UNTRAINED
+        own = [line["simulators"] for line in intervals(training, "Balance")]
+        kinds = {f"Player/{kind}" for kind in ("Average", "Histogram", "Latest", "Sum")}
+        assert all(set(told) == kinds for told in own)
+        messages = sum(told["Player/Sum"] for told in own) / count  # each says 1, and which of its player's it is
+        assert abs(messages - own[-1]["Player/Latest"]) < 2
+        assert messages > training.summary["behaviors"]["Balance"]["steps"] / 12
 
 
 @pytest.mark.slow
