@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from pipeline.learning.parameters import FlatParameters
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
+_USUAL: Final[Any] = {
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+    "fused": True,
+}
 
 
 class Adam:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980); a step that would not be finite is not made.
 
+    PyTorch's function without its optimiser class, whose hooks take longer than a small network's step.
+
     Attributes:
+        learning_rate: of the next step.
         moments: its state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since it was made; may be read from another thread.
 
@@ -28,15 +42,18 @@ class Adam:
     def __init__(self, modules: nn.Module, learning_rate: float) -> None:
         self._modules = modules
         self.tried = 0
+        self.learning_rate = learning_rate
         self.parameters = FlatParameters(modules)
-        flat = self.parameters.flat
-        self._optimizer = torch.optim.Adam([flat], lr=learning_rate, fused=True)
+        flat = self.parameters.flat.detach()
         self.moments = {"step": torch.zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
-        self._optimizer.state[flat] = self.moments
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """From the next step on."""
-        self._optimizer.param_groups[0]["lr"] = learning_rate
+        self._state: Any = {
+            "params": [flat],
+            "grads": [self.parameters.gradient],
+            "exp_avgs": [self.moments["exp_avg"]],
+            "exp_avg_sqs": [self.moments["exp_avg_sq"]],
+            "max_exp_avg_sqs": [],
+            "state_steps": [self.moments["step"]],
+        }
 
     def step(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
         """One step.
@@ -53,12 +70,12 @@ class Adam:
         # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
         if not math.isfinite(self.parameters.gradient.sum().item()):
             return False
-        self._optimizer.step()
+        adam(**self._state, lr=self.learning_rate, **_USUAL)
         return True
 
     def grown(self) -> Adam:
         """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
-        grown = Adam(self._modules, self._optimizer.param_groups[0]["lr"])
+        grown = Adam(self._modules, self.learning_rate)
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:

@@ -150,7 +150,7 @@ class POCA:
             trained: steps trained on before, for the schedules.
         """
         coefficients = Coefficients.at(self.settings, trained)
-        self.optimizer.set_learning_rate(coefficients.learning_rate)
+        self.optimizer.learning_rate = coefficients.learning_rate
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         targets = self._targets(batch, prepared, estimates, coefficients.epsilon)

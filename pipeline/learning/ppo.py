@@ -101,7 +101,7 @@ class PPO:
             trained: steps trained on before, for the schedules.
         """
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
-        self.optimizer.set_learning_rate(coefficients.learning_rate)
+        self.optimizer.learning_rate = coefficients.learning_rate
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         rows, recurrence = self._rows(batch, prepared, estimates, coefficients.epsilon), estimates.recurrence

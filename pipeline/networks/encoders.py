@@ -130,9 +130,9 @@ class Encoder(nn.Module):
             encoder = copy.deepcopy(self).requires_grad_(False)
             return lambda observations, previous: encoder(encoder.prepare(encoder.join(observations), previous))
         if self.normalizer is None:
-            return lambda observations, _: _joined(observations)
+            return lambda observations, _: torch.from_numpy(_joined(observations))
         normalize = self.normalizer.frozen()
-        return lambda observations, _: normalize(_joined(observations))
+        return lambda observations, _: torch.from_numpy(normalize(_joined(observations)))
 
     def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
         """The body that reads these features, with its outputs; one that remembers where the settings say so.
@@ -156,5 +156,5 @@ class Encoder(nn.Module):
         return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator)
 
 
-def _joined(observations: Sequence[NDArray[Any]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(observations, axis=1))
+def _joined(observations: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(observations, axis=1)

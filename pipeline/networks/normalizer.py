@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 CLIP: Final = 5.0
@@ -42,9 +44,9 @@ class Normalizer(nn.Module):
         """Rows normalised, [B, F]."""
         return _normalize(self.mean, self.variance.sqrt(), rows_BF)
 
-    def frozen(self) -> Callable[[Tensor], Tensor]:
-        """The same as a plain function of rows, of a copy of the present statistics."""
-        return partial(_normalize, self.mean.clone(), self.variance.sqrt())
+    def frozen(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The same in place of rows [B, F], of a copy of the present statistics: NumPy, whose calls cost less."""
+        return partial(_normalize_few, self.mean.numpy().copy(), self.variance.sqrt().numpy())
 
     @torch.no_grad()
     def update(self, rows_BF: Tensor) -> bool:
@@ -65,6 +67,14 @@ class Normalizer(nn.Module):
         self.variance.copy_(squares_F / total)
         self.count += n
         return True
+
+
+def _normalize_few(mean_F: NDArray[Any], deviation_F: NDArray[Any], rows_BF: NDArray[Any]) -> NDArray[Any]:
+    rows_BF -= mean_F
+    rows_BF /= deviation_F
+    np.maximum(rows_BF, -CLIP, out=rows_BF)
+    np.minimum(rows_BF, CLIP, out=rows_BF)
+    return rows_BF
 
 
 def _normalize(mean_F: Tensor, deviation_F: Tensor, rows_BF: Tensor) -> Tensor:

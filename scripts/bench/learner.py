@@ -100,6 +100,7 @@ def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, r
         began=0,
         orphaned=0,
         received=rows,
+        handed_on=rows,
         cut=0,
         lengths=lengths,
         observations=observations,

@@ -121,12 +121,12 @@ def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_we
         name: {key: part.clone() for key, part in before.parameters.named(before.moments[name]).items()}
         for name in ("exp_avg", "exp_avg_sq")
     }
-    steps, rate = before.moments["step"].item(), before._optimizer.param_groups[0]["lr"]
+    steps, rate = before.moments["step"].item(), before.learning_rate
     assert steps > 0
     one.meet({"Driver": MATES["Driver"]})
     grown = one._algorithm.optimizer
     assert grown is not before
-    assert (grown.moments["step"].item(), grown._optimizer.param_groups[0]["lr"]) == (steps, rate)
+    assert (grown.moments["step"].item(), grown.learning_rate) == (steps, rate)
     for name, moments in named.items():
         after = grown.parameters.named(grown.moments[name])
         new = set(after) - set(moments)

@@ -552,7 +552,7 @@ def test_learning_rates_of_reward_networks_stay(demo: Path, kind: str) -> None:
     report = algorithm.update(batch, 1, 9000)
     assert report.statistics["Policy/Learning Rate"] == pytest.approx(1e-4, rel=1e-3)
     for source in algorithm.signals.sources.values():
-        assert source.optimizer._optimizer.param_groups[0]["lr"] == 1e-3
+        assert source.optimizer.learning_rate == 1e-3
 
 
 # ---------------------------------------------------------------- MA-POCA
