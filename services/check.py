@@ -11,10 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from pipeline.demonstrations.episodes import RecordingError
+from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import FAILED, SettingsError
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
+from pipeline.settings.hosts import main as main_host
+from pipeline.settings.hosts import place
 
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
@@ -56,17 +61,38 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     for name, behavior in settings.behaviors.items():
         yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
     for simulator in settings.launched:
-        yield f"simulator: {_simulator(simulator)}"
+        yield f"simulator: {_simulator(simulator)}" + (f", on {simulator.host}" if simulator.host else "")
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
     for name, host in settings.pipeline.hosts.items():
         yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
-    for line in (*not_here(settings), *keys_missing(settings)):
+    for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     for line in without_effect(settings):
         yield f"without effect: {line}"
     for line in unprotected(settings, insecure=insecure):
         yield f"warning: {line}"
+
+
+def unreadable(settings: Settings) -> Iterator[str]:
+    """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    hosts = settings.pipeline.hosts
+    for name, behavior in settings.behaviors.items():
+        if place(hosts, f"learning-{name}") != main_host(hosts):
+            continue  # read where the learner is
+        gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
+        wanted = {
+            "reward_signals.gail": None if gail is None else gail.demo_path,
+            "behavioral_cloning": None if cloning is None else cloning.demo_path,
+        }
+        for key, path in wanted.items():
+            if path is None:
+                continue
+            try:
+                for file in files_of(Path(path)):
+                    read_any(file)
+            except RecordingError as error:
+                yield f"behaviors.{name}.{key}.demo_path: {error}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -70,7 +70,9 @@ def _end_at_close() -> None:
 
 def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:
     """The checkpoint of each behavior that is asked for."""
-    there = {} if not directory.is_dir() else _checkpoints(directory)
+    if not directory.is_dir():
+        raise SettingsError(f"got {directory}, which is no folder; expected that of a run, as results/ID; correct it")
+    there = _checkpoints(directory)
     if behavior is not None and behavior in there:
         there = {behavior: there[behavior]}
     elif behavior is not None or not there:

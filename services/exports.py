@@ -91,11 +91,13 @@ class Exports:
         self._ending = True
         self._changed.set()
         if not self._done.is_set():
+            if left := self._left():
+                self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
             with anyio.move_on_after(timeout_s):
                 await self._done.wait()
         if self._done.is_set():
             return
-        left = [*([self._under_way] if self._under_way else []), *self._waiting.values()]
+        left = self._left()
         if self._scope is not None:
             self._scope.cancel()
         self._log.warning(
@@ -103,6 +105,9 @@ class Exports:
         )
         with anyio.CancelScope(shield=True):
             await self._done.wait()
+
+    def _left(self) -> list[str]:
+        return [*([self._under_way] if self._under_way else []), *self._waiting.values()]
 
     async def _next(self) -> None:
         if not self._waiting:

@@ -166,10 +166,14 @@ def _checkpoint(directory: Path, behavior: str, name: str | None) -> str:
     there = CheckpointFolder(directory.absolute(), behavior).newest_first()
     fitting = [path for path in there if name in (None, path.name)]
     if not fitting:
+        if not there:
+            raise SettingsError(
+                f"got no checkpoint of {behavior} in {directory}; expected a run that has trained it; "
+                "name another, or train it first"
+            )
+        listed = ", ".join(path.name for path in there)
         raise SettingsError(
-            f"got no checkpoint {name or ''} of {behavior} in {directory}; "
-            f"expected one of {[path.name for path in there] or 'some'}; "
-            + ("correct --checkpoint" if there else "train it first, or name the folder of another run")
+            f"got no checkpoint {name} of {behavior} in {directory}; expected one of {listed}; correct --checkpoint"
         )
     return str(fitting[0])
 

@@ -86,7 +86,8 @@ async def machines(
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
         address = topology.endpoints[SUPERVISOR]
-        commands = [f"sparring join {address} --host {name}" for name in names]
+        keys = "" if topology.run.keys is None else " --keys DIR"  # theirs is a copy, and may be elsewhere
+        commands = [f"sparring join {address} --host {name}{keys}" for name in names]
         logs.get().info("waiting_for_machines", start_there=commands, notice=True)
         yield Machines(topology, processes, others)
         tasks.cancel_scope.cancel()

@@ -96,6 +96,9 @@ class Outcome:
         """The monitor's figures, with the steps that are still open counted in each stage."""
         try:
             figures = from_status(json.loads((self._run.directory / "status.json").read_text()))
+        except FileNotFoundError:  # a run that failed before anything was counted
+            self._log.info("no_figures")
+            return {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._log.warning("figures_missing", error=repr(error))
             return {}

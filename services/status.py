@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from rich.box import MINIMAL_HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -166,7 +167,8 @@ def show(report: Report, time_s: float) -> RenderableType:
     """
     opponents = [] if not (report.self_play or {}).get("sides") else [_opponents(report.self_play or {})]
     if report.summary is not None:
-        return Group(Text(_ending(report.summary)), _ended_behaviors(report.summary["behaviors"]), *opponents)
+        ended = report.summary["behaviors"]
+        return Group(Text(_ending(report.summary)), _ended_behaviors(ended), *_checkpoints(ended), *opponents)
     assert report.status is not None
     status = report.status
     stalls = [f"STALLED {text}" for text in status.get("stalls", ())]  # newer than the file may be
@@ -199,9 +201,7 @@ def _lessons(behaviors: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
-    table = _table(
-        "Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Books", "Checkpoint"
-    )
+    table = _table("Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Books")
     for name, one in behaviors.items():
         table.add_row(
             Text(name),
@@ -212,9 +212,14 @@ def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
             _number(one["reward_mean_last100"]),
             _lag(one["lag"]["mean"], one["lag"]["max"]),
             _books(one["books"]),
-            Text(one["checkpoint"] or "-"),
         )
     return table
+
+
+def _checkpoints(behaviors: Mapping[str, Any]) -> Iterator[Text]:
+    """The last checkpoint of each behavior, on a line that no table breaks."""
+    for name, one in behaviors.items():
+        yield Text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}", overflow="fold", no_wrap=False)
 
 
 def _behaviors(behaviors: Mapping[str, Any]) -> Table:
@@ -275,9 +280,10 @@ def _passed(service: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(*columns: str) -> Table:
-    table = Table()
+    """A table that 80 columns hold: no frame around it, and whatever is long is folded before the names are."""
+    table = Table(box=MINIMAL_HEAVY_HEAD, show_edge=False, padding=0)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
     return table
 
 

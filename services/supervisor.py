@@ -30,6 +30,7 @@ from pipeline.queues.interface import Subscription, Transport
 from pipeline.rotation import full, trim
 from pipeline.settings import started_by_hand
 from pipeline.writing import COUNTER
+from services.byhand import relay
 from services.exports import Exports
 from services.outcome import LastWords, Outcome
 from services.parts import Part, Parts
@@ -119,8 +120,8 @@ class Supervisor:
         self._given_up: dict[tuple[str, str], int] = {}  # by start of stepping and number of the simulator
         self._stopping_since = 0.0
         self._unwritten: dict[str, tuple[float, float]] = {}  # by service, failed writes told of, and when
-        by_hand = started_by_hand(topology.run.settings)
-        self._launches = len(topology.simulators) > len(by_hand)  # others come when they like
+        self._by_hand = len(started_by_hand(topology.run.settings))
+        self._launches = len(topology.simulators) > self._by_hand  # others come when they like
         limits = self._settings.stalls
         self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
         self._patience = Patience(self._settings.stall_timeout_s, limits.budget, limits.period_s)
@@ -139,6 +140,9 @@ class Supervisor:
             tasks.start_soon(self._signalled)
             for plan in self._topology.services:
                 self._parts.keep(tasks, plan.name, partial(self._start_service, plan))
+            if self._by_hand:
+                folder = self._run.directory / "logs"
+                tasks.start_soon(relay, [folder / f"{one.name}.stderr" for one in self._topology.simulators], self._log)
             for simulator in self._topology.simulators:
                 self._parts.keep(tasks, simulator.name, partial(self._start_simulator, simulator), simulator.restarts)
             if self._exports is not None:

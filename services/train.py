@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import json
 import random
+import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +17,12 @@ from typing import Any, Final
 import yaml
 
 from pipeline import logs
-from pipeline.demonstrations.episodes import RecordingError
-from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import SettingsError
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
-from pipeline.settings.hosts import main, place
+from services.check import unreadable
 from services.launch import checkpoints, launch, play
 from services.players import copy_initial, write_opponents
 from services.topology import build
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deterministic", action="store_true", help="act by the most likely action")
     parser.add_argument("--initialize-from", metavar="RUN", help="start with the weights of another run")
     parser.add_argument("--torch-device", help="of the learners: cpu, cuda, cuda:N, mps")
-    parser.add_argument("--debug", action="store_true", help="log more")
+    parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
     parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
     add_insecure(parser)
     again = parser.add_mutually_exclusive_group()
@@ -108,8 +107,7 @@ def run(args: argparse.Namespace) -> int:
     )
     status = launch(settings, plan, notes, in_process=args.in_process)
     if status == "stopped":
-        name = f"--results-dir {kept.results_dir} --run-id {run_id}"
-        logs.get().info("go_on_with", command=f"sparring train {args.config} {name} --resume", notice=True)
+        logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
 
 
@@ -167,32 +165,11 @@ def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
 
 def _refuse(settings: Settings, *, insecure: bool) -> None:
     """Refuses what can not be run, before anything is started."""
-    lines = [*not_here(settings), *_unreadable(settings), *exposed(settings, insecure=insecure)]
+    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
     lines += [*keys_missing(settings), *keys_unusable(settings)]
     if lines:
         listed = "\n  ".join(lines)
-        raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; remove them")
-
-
-def _unreadable(settings: Settings) -> Iterator[str]:
-    """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
-    hosts = settings.pipeline.hosts
-    for name, behavior in settings.behaviors.items():
-        if place(hosts, f"learning-{name}") != main(hosts):
-            continue  # read where the learner is
-        gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
-        wanted = {
-            "reward_signals.gail": None if gail is None else gail.demo_path,
-            "behavioral_cloning": None if cloning is None else cloning.demo_path,
-        }
-        for key, path in wanted.items():
-            if path is None:
-                continue
-            try:
-                for file in files_of(Path(path)):
-                    read_any(file)
-            except RecordingError as error:
-                yield f"behaviors.{name}.{key}.demo_path: {error}"
+        raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; mend each")
 
 
 def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
@@ -200,10 +177,10 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
     directory = (results / run_id).absolute()
     exists = directory.exists() and any(directory.iterdir())
     if resume and not exists:
-        there = sorted(path.parent.name for path in results.glob("*/run.json"))
+        there = ", ".join(sorted(path.parent.name for path in results.glob("*/run.json")))
         raise SettingsError(
-            f"got --resume for {directory}, which is not there; expected one of {there or 'no'} runs in {results}; "
-            "name it with --run-id"
+            f"got --resume of {run_id!r}, which is no run in {results}; expected one of those that are there "
+            f"({there or 'none'}); name it with --run-id"
         )
     if exists and not (resume or force):
         raise SettingsError(
@@ -216,6 +193,22 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
         (directory / "summary.json").unlink(missing_ok=True)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def going_on(args: argparse.Namespace, run_id: str) -> str:
+    """The command that goes on with a run that was stopped: what it was started with, as far as that still counts."""
+    words = ["sparring", "train", str(args.config), "--run-id", run_id, "--resume"]
+    for key, value in vars(args).items():
+        option = f"--{key.replace('_', '-')}"
+        if key in _NOT_AGAIN or value is None or value is False:
+            continue
+        words += [option] if value is True else [option, f"{value:.12g}" if isinstance(value, float) else str(value)]
+    if args.env_args:
+        words += ["--env-args", *args.env_args]
+    return shlex.join(words)
+
+
+_NOT_AGAIN: Final = {"command", "handler", "config", "run_id", "resume", "force", "initialize_from", "env_args"}
 
 
 def _seed_of(directory: Path) -> int:

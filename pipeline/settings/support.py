@@ -11,7 +11,10 @@ from pipeline.settings.model import Settings
 from pipeline.settings.parameters import Curriculum
 from pipeline.simulation.unity_build import find_build
 
-_BY_HAND: Final = {"unity": ("the Unity editor: press Play", 5004), "godot": ("a Godot game: start it", 11008)}
+_BY_HAND: Final = {
+    "unity": ("the Unity editor: press Play when told to", 5004),
+    "godot": ("a Godot game: start it when told to", 11008),
+}
 """What somebody starts where no path is given, and the port it calls."""
 
 

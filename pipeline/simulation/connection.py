@@ -423,5 +423,6 @@ class Client:
         return LinkLost(
             got=f"no trainer at {self._text} in {self._connect_timeout_s:g} s (last: {lost.got})",
             expected="one that listens there and stays",
-            remedy="start the run first, or correct the address",
+            remedy="start the run first, or correct the address"
+            + ("" if self._tls else "; where the run has keys, name theirs (SPARRING_KEYS, --keys)"),
         )

@@ -14,6 +14,11 @@ from pipeline.errors import RemoteProtocolError, SettingsError
 if TYPE_CHECKING:
     import ssl
 
+_OTHER_NAME: Final = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL."""
+
+_COPY: Final = "copy the keys from where `sparring keys` made them (docs/security.md)"
+
 HANDSHAKE_S: Final = 15.0
 """Of a trainer with a crowd at its door: who gives up and comes again stands at the end of the queue."""
 
@@ -74,6 +79,12 @@ def refused(error: OSError) -> RemoteProtocolError | None:
         return None
     reason = error.reason or ""
     if isinstance(error, library.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            return _refusal(
+                f"a trainer whose certificate is for other addresses ({error.verify_message.rstrip('.')})",
+                "one of those by which it was made to be called",
+                "name this one, too, when the keys are made: `sparring keys DIR --hosts ...` (docs/security.md)",
+            )
         return _refusal(f"a trainer whose certificate does not hold: {error.verify_message}", "the trainer's keys")
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return _refusal(f"a trainer that does not accept this certificate ({reason.lower()})", "the keys of its run")
@@ -94,6 +105,5 @@ def unread(connected: socket.socket) -> bool:
     return pending is not None and bool(pending())
 
 
-def _refusal(got: str, expected: str) -> RemoteProtocolError:
-    remedy = "copy the keys from where `sparring keys` made them (docs/security.md)"
+def _refusal(got: str, expected: str, remedy: str = _COPY) -> RemoteProtocolError:
     return RemoteProtocolError("credential", got=got, expected=expected, remedy=remedy)

@@ -25,10 +25,11 @@ def find_build(text: str) -> Path:
     path = Path(text).expanduser()
     found = next((one for one in _candidates(path) if one.is_file()), None)
     if found is None:
-        near = sorted(one.name for one in path.parent.glob("*"))[:8] if path.parent.is_dir() else []
+        what, where = ("a folder", path) if path.is_dir() else ("not there", path.parent)
+        near = sorted(one.name for one in where.glob("*"))[:8] if where.is_dir() else []
         raise SettingsError(
-            f"got the build {text}, which is not there; expected the program of a Unity build; correct --env"
-            + (f" (in {path.parent} there are {', '.join(near)})" if near else "")
+            f"got the build {text}, which is {what}; expected the program of a Unity build; correct --env"
+            + (f" (in {where} there are {', '.join(near)})" if near else "")
         )
     if not os.access(found, os.X_OK):
         raise SettingsError(

@@ -134,3 +134,18 @@ def test_a_damaged_file_is_refused_by_name(folder: Path, content: str, capsys: p
     (folder / "status.json").write_text(content)
     assert asked(str(folder))[0] == 2
     assert "status.json" in capsys.readouterr().err
+
+
+def test_80_columns_break_no_name_and_no_word_of_the_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = FakeRun()
+    written(run, tmp_path)
+    running = asked(str(tmp_path))[1]
+    ended(run, tmp_path)
+    over = asked(str(tmp_path))[1]
+    assert max(map(len, (running + over).splitlines())) <= 80
+    for text in (running, over):
+        assert "Balance" in text
+        assert "produced" in text
+    assert "learning-Balance" in running
+    assert "checkpoint of Balance: Balance/last" in over

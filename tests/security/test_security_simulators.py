@@ -40,7 +40,7 @@ from pipeline.messages.simulator import (
 )
 from pipeline.settings import parse_settings
 from pipeline.simulation import Client
-from pipeline.simulation.encrypted import credential_of
+from pipeline.simulation.encrypted import credential_of, encrypt
 from pipeline.stepping.credentials import Credentials, credentials
 from pipeline.stepping.listening import listen
 from pipeline.stepping.outgoing import Outgoing
@@ -185,6 +185,18 @@ async def test_a_certificate_of_another_authority_is_refused_on_both_sides(keys:
         assert there.house.counted("strangers.handshake") == 2
         assert len(there.house.lines("simulator_refused")) == 1
         assert not there.house.lines("simulator_connected")
+
+
+async def test_an_endpoint_that_is_called_by_another_address_than_its_keys_name_says_how_to_make_them(
+    keys: Path,
+) -> None:
+    async with door(keys) as there:
+
+        def call() -> None:
+            encrypt(socket.create_connection(there.address, 20), client_tls(keys), "10.0.0.9")
+
+        with pytest.raises(RemoteProtocolError, match=r"for other addresses .*10\.0\.0\.9.* --hosts"):
+            await anyio.to_thread.run_sync(call)
 
 
 async def test_the_endpoints_own_certificate_and_a_simulators_do_not_pass_for_each_other(

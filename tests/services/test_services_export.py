@@ -252,6 +252,8 @@ async def test_a_child_that_takes_too_long_at_the_end_is_killed_with_a_warning(r
         await exports.finish(0)
     (said,) = log.of("exports_given_up")
     assert said["checkpoints"] == ["Goal/checkpoint-000000002000", "Other/checkpoint-000000001500"]
+    (before,) = log.of("waiting_for_exports")
+    assert before["checkpoints"] == said["checkpoints"]
     assert exports.exported == 0
 
 

@@ -62,3 +62,13 @@ def test_a_file_that_is_wrong_gives_1_and_all_problems_on_stderr(
 def test_a_file_that_is_missing_gives_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.yaml")]) == 1
     assert "expected a configuration file; check the path" in capsys.readouterr().err
+
+
+def test_demonstrations_that_are_not_there_are_named_before_a_run_needs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n")
+    assert main([str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which is not there" in said

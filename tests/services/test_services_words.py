@@ -1,0 +1,72 @@
+"""What a run tells people: how to go on, and when to start a game by hand."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from pipeline.errors import SettingsError
+from services import train
+from services.byhand import relay, written_since
+from services.launch import checkpoints
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_that_goes_on_says_again_what_the_first_one_said() -> None:
+    first = parsed(
+        *("ball.yaml", "--env", "my builds/Ball", "--num-envs", "4", "--no-graphics", "--max-steps", "5e6"),
+        *("--run-id", "a", "--force", "--initialize-from", "b", "--env-args", "--level", "3"),
+    )
+    again = shlex.split(train.going_on(first, "a"))
+    assert again[:2] == ["sparring", "train"]
+    expected = vars(first) | {"resume": True, "force": False, "initialize_from": None}
+    assert vars(parsed(*again[2:])) == expected
+
+
+def test_the_command_that_goes_on_names_a_run_that_had_no_name() -> None:
+    assert train.going_on(parsed("ball.yaml"), "ball-1") == "sparring train ball.yaml --run-id ball-1 --resume"
+
+
+def test_what_a_bridge_asks_for_is_on_the_console_once_and_what_stood_there_before_is_not(tmp_path: Path) -> None:
+    path, said = tmp_path / "simulator-0.stderr", []
+    path.write_text("the Unity editor: press Play; an hour ago\n")
+
+    async def listen() -> None:
+        with structlog.testing.capture_logs() as lines, anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay, [path, tmp_path / "not-yet.stderr"], structlog.get_logger(), 0)
+                await anyio.lowlevel.checkpoint()
+                with path.open("a") as file:
+                    file.write("a warning\nthe Unity editor: press Play; waiting\n")
+                while not lines:
+                    await anyio.lowlevel.checkpoint()
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        said.extend(lines)
+
+    anyio.run(listen)
+    assert [(line["part"], line["note"]) for line in said] == [("simulator-0", "the Unity editor: press Play; waiting")]
+
+
+def test_half_a_line_is_left_for_later_and_an_emptied_file_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "simulator-0.stderr"
+    path.write_bytes(b"one\ntw")
+    assert written_since(path, 0) == (b"one\n", 4)
+    path.write_bytes(b"x\n")
+    assert written_since(path, 4) == (b"x\n", 2)
+
+
+def test_a_run_without_a_checkpoint_is_refused_without_a_word_of_others(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"got no checkpoint of Ball in .*; expected a run that has trained it"):
+        checkpoints(tmp_path, argparse.Namespace(behaviors={"Ball": None}))  # type: ignore[arg-type]
