@@ -208,7 +208,8 @@ def attended(critic: GroupCritic, embedded: Tensor) -> Tensor:
     """Mean over members of what they make of each other."""
     attention = critic.attention
     inputs = attention.before(embedded)
-    return attention.after(inputs + attention.merge(attend(attention.project(inputs), None))).mean(1)
+    mixed: Tensor = attention.after(inputs + attention.merge(attend(attention.project(inputs), None))).mean(1)
+    return mixed
 
 
 def parts_of(rows: int) -> list[slice]:

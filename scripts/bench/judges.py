@@ -153,7 +153,8 @@ def against_random(policy: CurrentPolicy, seat: int, options: Mapping[str, Any])
 def legal(masks: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.int32]:
     """[n, 1] One of the choices that are not forbidden, uniformly."""
     lots = np.where(masks, -1.0, random.random(masks.shape))
-    return lots.argmax(1)[:, None].astype(np.int32)
+    chosen: NDArray[np.int32] = lots.argmax(1)[:, None].astype(np.int32)
+    return chosen
 
 
 JUDGES: dict[str, Callable[[Path], bool]] = {

@@ -116,7 +116,9 @@ def measure(label: str, ends: tuple[str, str], arguments: list[str]) -> float:
         command = [sys.executable, str(Path(__file__)), "--endpoint", f"ipc://{folder}/q", *arguments]
         pipe = subprocess.PIPE
         processes = [subprocess.Popen([*command, "--end", end], stdin=pipe, stdout=pipe) for end in ends]
-        results: list[dict[str, Any]] = [json.loads(process.stdout.readline()) for process in processes]
+        results: list[dict[str, Any]] = [
+            json.loads(process.stdout.readline()) for process in processes if process.stdout
+        ]
         for process in processes:
             process.communicate(timeout=10)
     cost = [1e6 * result["cpu"] / result["messages"] for result in results]
@@ -124,7 +126,8 @@ def measure(label: str, ends: tuple[str, str], arguments: list[str]) -> float:
     print(
         f"{label:38s} {rate:9,.0f} messages/s  {cost[0]:6.1f} + {cost[1]:6.1f} = {sum(cost):6.1f} us of CPU per message"
     )
-    return sum(cost)
+    total: float = sum(cost)
+    return total
 
 
 def main() -> None:

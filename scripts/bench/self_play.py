@@ -66,9 +66,10 @@ def rate(load: str, *, self_play: bool) -> float:
         command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "run"]
         subprocess.run([*command, "--seed", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(
+    rate: float = statistics.median(
         line["steps_per_s"] for line in lines if line["type"] == "interval" and line["step"] > steps / 6
     )
+    return rate
 
 
 def main() -> int:

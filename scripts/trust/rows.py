@@ -188,6 +188,11 @@ def judge_resumed(trial: Trial) -> int:
     return lost
 
 
+def again(trial: Trial, part: str, often: int) -> bool:
+    """Whether a part has been started more than so often."""
+    return starts(trial, part) > often
+
+
 def too_often(part: str, bench: Bench) -> Outcome:
     """It is killed again and again; the run stops in order and says so."""
     with bench.trial(budget=2) as trial:
@@ -195,7 +200,7 @@ def too_often(part: str, bench: Bench) -> Outcome:
         trained = trial.trained()
         for number in range(3):
             if number:
-                trial.wait(lambda n=number: starts(trial, part) > n, f"{part} is started anew", LONG_S)
+                trial.wait(partial(again, trial, part, number), f"{part} is started anew", LONG_S)
                 time.sleep(trial.random.uniform(0.0, 4.0))
             trial.kill(part)
         status = trial.end()
