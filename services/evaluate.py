@@ -17,11 +17,12 @@ from pipeline.playing.episodes import EPISODES_FILE, read_episodes
 from pipeline.playing.statistics import CONFIDENCE, by_team, describe
 from pipeline.runtime import Playing
 from services.launch import checkpoints, play, trained_settings
+from services.runs import add_run, find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("run", type=Path, help="folder of a run, as results/goal-1")
+    add_run(parser)
     parser.add_argument("--episodes", type=int, default=100, help="episodes of each behavior (default: 100)")
     parser.add_argument(
         "--checkpoint",
@@ -53,15 +54,16 @@ def run(args: argparse.Namespace) -> int:
             f"got --episodes {args.episodes} and --timeout {args.timeout:g}; "
             "expected at least 1, and more than 0 seconds; give other numbers"
         )
-    settings = trained_settings(args.run, deterministic=args.deterministic)
+    trained = find(args.run, args.results_dir)
+    settings = trained_settings(trained, deterministic=args.deterministic)
     playing = Playing(
-        checkpoints=checkpoints(args.run, settings, args.checkpoint),
+        checkpoints=checkpoints(trained, settings, args.checkpoint),
         episodes=args.episodes,
         record=args.record,
         timeout_s=args.timeout,
     )
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    status, directory = play(args.run, settings, playing, "evaluation", seed=seed, in_process=args.in_process)
+    status, directory = play(trained, settings, playing, "evaluation", seed=seed, in_process=args.in_process)
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
     sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))

@@ -15,13 +15,14 @@ from typing import Final
 from pipeline.errors import FAILED, CheckpointError, SettingsError
 from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.learning.export import FORMATS, SUFFIXES, ExportError, Format, export
+from services.runs import add_run, find
 
 _KEPT: Final = "checkpoint-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("run", type=Path, help="folder of a run, as results/goal-1")
+    add_run(parser)
     parser.add_argument("--behavior", help="name of one behavior (default: all)")
     parser.add_argument("--checkpoint", metavar="NAME", help="name of a checkpoint's folder (default: the newest)")
     parser.add_argument(
@@ -47,17 +48,18 @@ def run(args: argparse.Namespace) -> int:
     if args.attached:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run that this belongs to
         threading.Thread(target=_end_at_close, name="standard input", daemon=True).start()
-    run_folder: Path = args.run.absolute()
+    given = find(args.run, args.results_dir)
+    run_folder, out = given.absolute(), args.out or given
     failed = False
     for behavior, checkpoint in _chosen(run_folder, args.behavior, args.checkpoint).items():
         folder = CheckpointFolder(run_folder, behavior)
         try:
-            _export(folder, checkpoint, args.out or args.run, args.format, named=args.checkpoint is not None)
+            _export(folder, checkpoint, out, args.format, named=args.checkpoint is not None)
         except (ExportError, CheckpointError, OSError) as error:
             sys.stderr.write(f"sparring export: {behavior}: {error}\n")
             failed = True
         if args.prune:
-            _prune(folder, args.out or args.run)
+            _prune(folder, out)
     return FAILED if failed else 0
 
 
@@ -70,8 +72,6 @@ def _end_at_close() -> None:
 
 def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:
     """The checkpoint of each behavior that is asked for."""
-    if not directory.is_dir():
-        raise SettingsError(f"got {directory}, which is no folder; expected that of a run, as results/ID; correct it")
     there = _checkpoints(directory)
     if behavior is not None and behavior in there:
         there = {behavior: there[behavior]}

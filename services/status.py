@@ -20,6 +20,7 @@ from rich.text import Text
 from pipeline.errors import BAD_INPUT, SettingsError
 from pipeline.monitoring.console import rate, short
 from pipeline.progress import readable
+from services.runs import add_run, find
 
 OLD_S: Final = 10.0
 """A live run writes its status every second: older than this means that nobody writes it."""
@@ -29,8 +30,7 @@ _EVERY_S: Final = 1.0
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("run", metavar="RUN", help="folder of the run, or its id below --results-dir")
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
+    add_run(parser)
     parser.add_argument("--watch", action="store_true", help="show it every second until the run has ended")
     parser.add_argument("--json", action="store_true", help="print status and summary as JSON")
 
@@ -52,7 +52,7 @@ def run(
     """
     stream = stream or sys.stdout
     try:
-        folder = find(args.run, args.results_dir)
+        folder = _written(find(args.run, args.results_dir))
         if args.json:
             stream.write(json.dumps(read(folder).plain(), indent=2) + "\n")
         elif args.watch:
@@ -65,6 +65,16 @@ def run(
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _written(folder: Path) -> Path:
+    """A folder that holds what is shown of a run."""
+    if any((folder / name).is_file() for name in ("status.json", "summary.json")):
+        return folder
+    raise SettingsError(
+        f"got {folder}, which holds neither status.json nor summary.json; expected the folder of a run; "
+        f"if the run has only just started, try again in a few seconds"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,28 +94,6 @@ class Report:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return {"status": self.status, "summary": self.summary, "self_play": self.self_play}
-
-
-def find(run: str, results_dir: Path) -> Path:
-    """The folder of a run.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    for folder in (Path(run), results_dir / run):
-        if any((folder / name).is_file() for name in ("status.json", "summary.json")):
-            return folder
-    exists = next((folder for folder in (Path(run), results_dir / run) if folder.is_dir()), None)
-    if exists:
-        raise SettingsError(
-            f"got {exists}, which holds neither status.json nor summary.json; expected the folder of a run; "
-            f"if the run has only just started, try again in a few seconds"
-        )
-    known = sorted(folder.name for folder in results_dir.iterdir() if folder.is_dir()) if results_dir.is_dir() else []
-    raise SettingsError(
-        f"got run {run!r}; expected a folder, or one of the runs in {results_dir}: {', '.join(known) or 'none yet'}; "
-        f"name one of these, or set --results-dir"
-    )
 
 
 def read(folder: Path) -> Report:

@@ -28,6 +28,7 @@ from pipeline.settings import Settings
 from pipeline.specs import read_spec
 from services.launch import launch, trained_settings
 from services.players import actor_of, checkpoints_of, load_player, write
+from services.runs import add_run, find
 from services.topology import Topology, build, load_run
 
 FILE = "tournament.json"
@@ -36,7 +37,7 @@ _ACTOR = "actor."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs, as results/soccer-1")
+    add_run(parser, several=True)
     parser.add_argument(
         "--checkpoints",
         type=int,
@@ -82,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
             f"got --matches {args.matches}, --checkpoints {args.checkpoints} and --timeout {args.timeout:g}; "
             "expected at least 1, 1 and more than 0 seconds; give other numbers"
         )
-    settings = trained_settings(args.runs[0], deterministic=args.deterministic)
+    runs = [find(run, args.results_dir) for run in args.runs]
+    settings = trained_settings(runs[0], deterministic=args.deterministic)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    players = list(_players(args.runs, settings, args.checkpoints, untrained=args.untrained))
+    players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
         raise SettingsError(
             "got a single player; expected two at least; name another run, or add --untrained or --checkpoints 2"
@@ -96,11 +98,11 @@ def run(args: argparse.Namespace) -> int:
         mirror=args.mirror,
         timeout_s=args.timeout,
     )
-    directory = args.runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    directory = runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
     def plan(sockets: Path | None) -> Topology:
         """The topology first: where a port is not free, no folder is made."""
-        run_id = f"{args.runs[0].absolute().name}-{directory.name}"
+        run_id = f"{runs[0].absolute().name}-{directory.name}"
         topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=playing)
         (directory / "logs").mkdir(parents=True)
         write(directory, [player.weights for player in players])
@@ -111,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}
     write_atomically(directory / FILE, json.dumps(content, indent=2).encode())
-    write_atomically(directory / "tournament.png", heat_map(found, f"{args.runs[0].name}: {len(lines)} matches"))
+    write_atomically(directory / "tournament.png", heat_map(found, f"{runs[0].name}: {len(lines)} matches"))
     _show(found)
     sys.stdout.write(f"{directory / FILE}\n")
     return 0 if status == "completed" else STATUSES[status] or FAILED  # one that the user stopped is not complete

@@ -23,6 +23,7 @@ from services_helpers import Training, balanced, progress
 
 from pipeline.demonstrations.episodes import read
 from services.__main__ import main
+from services.runs import find
 
 MANY = 10**6
 
@@ -274,12 +275,19 @@ def untrained(folder: Path) -> Path:
 
 
 def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path, refused: Any) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        said = refused("evaluate", path)
-        assert str(path / "run.json") in said
-        assert "name the folder of a run" in said
+    said = refused("evaluate", tmp_path)
+    assert str(tmp_path / "run.json") in said
+    assert "name the folder of a run" in said
     (tmp_path / "run.json").write_text("{}")
     assert "can not be read" in refused("evaluate", tmp_path)
+    (tmp_path / "mine").mkdir()
+    said = refused("evaluate", "nowhere", "--results-dir", tmp_path)
+    assert f"got run 'nowhere'; expected a folder, or one of the runs in {tmp_path}: mine" in said
+
+
+def test_a_run_is_named_by_its_folder_or_its_id(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert find("mine", tmp_path) == find(tmp_path / "mine", Path("results")) == tmp_path / "mine"
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, refused: Any) -> None:
