@@ -2,7 +2,8 @@
 
 A run with keys trains with two simulators of its own, services over TCP. Each attack goes on for some seconds; the
 steps per second before and during it are read from the run's status. Printed for each: what the attacker got, the
-rates, and what stepping counted and logged meanwhile. At the end: whether the books balance and nothing restarted.
+rates, and what stepping logged meanwhile and of what others warned. At the end: whether the books balance and nothing
+restarted.
 
 The attackers share the machine with the run, so a rate says what an attack takes from it all, processor included.
 """
@@ -37,6 +38,8 @@ from pipeline.messages.codec import PREFIX, FrameReader, to_bytes
 from pipeline.messages.simulator import VERSION, Fault, Hello, Ping
 from pipeline.stepping.listening import allow_descriptors
 
+STEPPING = "stepping-0"
+PARTS = (STEPPING, "assembly", "coordination", "learning-Balance", "monitor", "supervisor")
 SIMULATOR_TIMEOUT_S = 8.0
 HANDSHAKE_S = 4.0
 
@@ -401,11 +404,12 @@ def main() -> int:
 
 def _one(attack: Callable[[Target], str], target: Target, run: Besieged) -> None:
     before = run.rate(target.seconds)
-    lines, began, steps = len(run.log("stepping-0")), time.monotonic(), run.produced()
+    lines, began, steps = {part: len(run.log(part)) for part in PARTS}, time.monotonic(), run.produced()
     got = attack(target)
     during = (run.produced() - steps) / (time.monotonic() - began)
-    fresh = run.log("stepping-0")[lines:]
-    logged = Counter(" ".join(filter(None, (line["event"], line.get("kind")))) for line in fresh)
+    fresh = [(part, line) for part in PARTS for line in run.log(part)[lines[part] :]]
+    told = [(part, line) for part, line in fresh if part == STEPPING or line["level"] == "warning"]
+    logged = Counter(" ".join(filter(None, (part, line["event"], line.get("kind")))) for part, line in told)
     print(f"{attack.__name__}: {(attack.__doc__ or '').strip()}")
     print(f"    got: {got}")
     print(f"    steps/s: {before:.0f} before, {during:.0f} during; logged: {dict(logged)}", flush=True)
