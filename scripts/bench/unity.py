@@ -8,7 +8,7 @@ smaller of the two.
 12, 64: agents of one player; 4x12: four players of 12. The parts are measured while the whole is paused, as in
 `end_to_end.py`.
 
-beside: a player of 12 whose three fellows have failed, one killed, one stalled, one after it sent NaN; its rate is
+beside: a player of 12 whose three fellows have failed, one crashed, one stalled, one after it sent NaN; its rate is
 compared with that of a player in a run of its own. The two runs take turns.
 """
 
@@ -49,7 +49,7 @@ def running(folder: Path, count: int, port: int, build: Path) -> Iterator[Whole]
 
 
 def failing(folder: Path, *options: str) -> Path:
-    """Players 1 to 3 stall, send NaN and wait to be killed after some messages; who starts again never connects."""
+    """Players 1 to 3 stall, send NaN and crash after some messages; who starts again never connects."""
     build = executable(folder, *options, name="failing")
     run = build.read_text().splitlines()[1]
     build.write_text(

@@ -197,6 +197,7 @@ def too_often(part: str, bench: Bench) -> Outcome:
     """It is killed again and again; the run stops in order and says so."""
     with bench.trial(budget=2) as trial:
         trial.under_way()
+        trial.wait(trial.folder.newest_first, "a first checkpoint, which the end is to keep", LONG_S)
         trained = trial.trained()
         for number in range(3):
             if number:
