@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -23,18 +24,19 @@ from pipeline.runtime import Playing
 from pipeline.settings import Settings, not_here
 from services.hosts import Tasks
 from services.machines import machines
+from services.ports import Ports
 from services.supervisor import Supervisor
 from services.topology import Topology, build, load_run, sockets_folder
 
 
 def launch(
-    settings: Settings, plan: Callable[[Path | None], Topology], notes: tuple[str, ...] = (), *, in_process: bool
+    settings: Settings, plan: Callable[[Path | None, Ports], Topology], notes: tuple[str, ...] = (), *, in_process: bool
 ) -> Status:
     """Runs a run to its end.
 
     Args:
         settings: of it.
-        plan: makes its topology, given a folder for sockets.
+        plan: makes its topology, given a folder for sockets and what keeps its ports.
         notes: what its author should read first.
         in_process: all services as tasks of this process.
 
@@ -46,8 +48,10 @@ def launch(
             "got --in-process with pipeline.hosts; expected one machine; leave one of the two out of it"
         )
     sockets = None if in_process else sockets_folder(settings)
-    try:
-        topology = plan(sockets)
+    with ExitStack() as stack:
+        if sockets is not None:
+            stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        topology = plan(sockets, stack.enter_context(Ports()))
         topology.save()
         bounds, run = settings.pipeline.logs, topology.run
         logs.configure(
@@ -57,9 +61,6 @@ def launch(
             logs.get().warning("settings", note=line, notice=True)
         logs.get().info("seed", seed=topology.run.seed, notice=True)
         return anyio.run(_supervise, topology, in_process, backend_options=_loop_options())
-    finally:
-        if sockets is not None:
-            shutil.rmtree(sockets, ignore_errors=True)
 
 
 def play(
@@ -96,9 +97,9 @@ def play(
     own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
     run_id = f"{trained.absolute().name}-{directory.name}"
 
-    def plan(sockets: Path | None) -> Topology:
+    def plan(sockets: Path | None, ports: Ports) -> Topology:
         """The topology first: where a port is not free, no folder is made."""
-        topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=own)
+        topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own)
         (directory / "logs").mkdir(parents=True)
         try:
             for name, path in playing.checkpoints.items():

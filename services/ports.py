@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from pipeline.errors import SettingsError
@@ -15,8 +17,51 @@ from pipeline.settings.hosts import HostSettings, main, place
 SUPERVISOR: Final = "board:supervisor"
 
 
-def addresses_of(settings: Settings, stepping: list[str]) -> dict[str, str]:
-    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again."""
+class Ports:
+    """Free ports, kept for those whom they are found for until it is closed.
+
+    A service listens seconds after its port was found, and again when it is started anew; until then anybody who asks
+    for any port, as each connection does, could be given it. On Linux a socket that is bound and does not listen
+    prevents that, and whoever names the port listens there all the same. Elsewhere it would be in the way: there
+    nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def find(self, host: str, wanted: int = 0) -> int:
+        """The port that is wanted, or with 0 any.
+
+        Raises:
+            SettingsError: it is not free.
+        """
+        with ExitStack() as stack:
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, wanted))
+            except OSError as error:
+                raise SettingsError(
+                    f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
+                    "stop what uses it, or set pipeline.address to another port (0 chooses one)"
+                ) from error
+            if sys.platform == "linux":
+                self._kept.push(stack.pop_all())
+            return int(probe.getsockname()[1])
+
+
+def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[str, str]:
+    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again.
+
+    Raises:
+        SettingsError: a port is not free.
+    """
     parts = urlsplit(settings.pipeline.address)
     if parts.scheme == "unix":
         paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
@@ -25,47 +70,34 @@ def addresses_of(settings: Settings, stepping: list[str]) -> dict[str, str]:
         first = parts.port or settings.pipeline.port - len(stepping)  # below those between the services
         return {name: _at(hosts[place(hosts, name)].address, first + index) for index, name in enumerate(stepping)}
     host = parts.hostname or "127.0.0.1"
-    ports = [_free_port(host, parts.port + index if parts.port else 0) for index in range(len(stepping))]
-    return {name: _at(host, port) for name, port in zip(stepping, ports, strict=True)}
+    first = parts.port or 0
+    return {name: _at(host, ports.find(host, first and first + index)) for index, name in enumerate(stepping)}
 
 
 def _at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _free_port(host: str, wanted: int) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise SettingsError(
-                f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
-                "stop what uses it, or set pipeline.address to another port (0 chooses one)"
-            ) from error
-        return int(probe.getsockname()[1])
-
-
-def endpoints_of(settings: Settings, names: list[str], sockets: Path | None) -> dict[str, str]:
+def endpoints_of(settings: Settings, names: list[str], sockets: Path | None, ports: Ports) -> dict[str, str]:
     """Addresses of queues and boards.
 
     Args:
         settings: of the run.
         names: of the queues, and of the boards as "board:NAME".
         sockets: a folder for Unix sockets, or None for loopback ports.
+        ports: to find them with.
 
     Raises:
         SettingsError: a port is not free.
     """
     if settings.pipeline.hosts:
-        return _between_machines(settings, names)
+        return _between_machines(settings, names, ports)
     if sockets is not None:
         return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names)}
-    return {name: f"tcp://127.0.0.1:{_free_port('127.0.0.1', 0)}" for name in names}
+    return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in names}
 
 
-def _between_machines(settings: Settings, names: list[str]) -> dict[str, str]:
+def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dict[str, str]:
     """Endpoints at numbered ports, the supervisor's first: who joins knows that one only."""
     hosts = settings.pipeline.hosts
     own = main(hosts)
@@ -74,7 +106,7 @@ def _between_machines(settings: Settings, names: list[str]) -> dict[str, str]:
         where = _listening_host(hosts, name)
         found[name] = _at(hosts[where].address, port)
         if where == own:
-            _free_port(hosts[where].address, port)
+            ports.find(hosts[where].address, port)
     return found
 
 

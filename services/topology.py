@@ -17,6 +17,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from pipeline.security import keys_folder
 from pipeline.settings import Settings
 from pipeline.settings.hosts import main, place
 from pipeline.stepping.settings import GATHERED_STEPS
-from services.ports import addresses_of, endpoints_of
+from services.ports import Ports, addresses_of, endpoints_of
 
 RUN_FILE = "run.json"
 _LARGEST_GROUP = 1024
@@ -140,6 +141,7 @@ class Topology:
 def build(
     settings: Settings,
     sockets: Path | None = None,
+    ports: Ports | None = None,
     *,
     run_id: str,
     directory: Path,
@@ -153,6 +155,7 @@ def build(
     Args:
         settings: of the run.
         sockets: a folder for Unix sockets, or None for loopback ports.
+        ports: keeps those that it finds free; None: they are free at this moment, no more.
         run_id: of the run.
         directory: run folder.
         seed: of the run.
@@ -163,37 +166,38 @@ def build(
     Raises:
         SettingsError: an address or port is not free.
     """
-    settings = settings if playing is None else settings.alone
-    stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
-    addresses = addresses_of(settings, stepping)
-    simulators = simulator_plans(settings, seed, addresses, directory)
-    run = Run(
-        id=run_id,
-        directory=directory,
-        settings=settings,
-        seed=seed,
-        capacities=_capacities(settings, len(stepping)),
-        addresses=addresses,
-        simulators={
-            name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
-            for name, address in addresses.items()
-        },
-        resumed=resumed,
-        playing=playing,
-        keys=keys_folder(settings),
-        insecure=insecure,
-    )
-    plans = service_plans(run)
-    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
-    names = [*run.capacities, *(f"board:{board}" for board in boards)]
-    return Topology(
-        run=run,
-        endpoints=endpoints_of(settings, names, sockets),
-        services=plans,
-        simulators=tuple(simulators),
-        cores=_cores(settings, plans, main(settings.pipeline.hosts)),
-        host=main(settings.pipeline.hosts),
-    )
+    with nullcontext(ports) if ports else Ports() as ports:
+        settings = settings if playing is None else settings.alone
+        stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
+        addresses = addresses_of(settings, stepping, ports)
+        simulators = simulator_plans(settings, seed, addresses, directory)
+        run = Run(
+            id=run_id,
+            directory=directory,
+            settings=settings,
+            seed=seed,
+            capacities=_capacities(settings, len(stepping)),
+            addresses=addresses,
+            simulators={
+                name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
+                for name, address in addresses.items()
+            },
+            resumed=resumed,
+            playing=playing,
+            keys=keys_folder(settings),
+            insecure=insecure,
+        )
+        plans = service_plans(run)
+        boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
+        names = [*run.capacities, *(f"board:{board}" for board in boards)]
+        return Topology(
+            run=run,
+            endpoints=endpoints_of(settings, names, sockets, ports),
+            services=plans,
+            simulators=tuple(simulators),
+            cores=_cores(settings, plans, main(settings.pipeline.hosts)),
+            host=main(settings.pipeline.hosts),
+        )
 
 
 def joined(directory: Path, host: str) -> Topology:

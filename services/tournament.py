@@ -28,6 +28,7 @@ from pipeline.settings import Settings
 from pipeline.specs import read_spec
 from services.launch import launch, trained_settings
 from services.players import actor_of, checkpoints_of, load_player, write
+from services.ports import Ports
 from services.runs import add_run, find
 from services.topology import Topology, build, load_run
 
@@ -100,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
     )
     directory = runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
-    def plan(sockets: Path | None) -> Topology:
+    def plan(sockets: Path | None, ports: Ports) -> Topology:
         """The topology first: where a port is not free, no folder is made."""
         run_id = f"{runs[0].absolute().name}-{directory.name}"
-        topology = build(settings, sockets, run_id=run_id, directory=directory, seed=seed, playing=playing)
+        topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=playing)
         (directory / "logs").mkdir(parents=True)
         write(directory, [player.weights for player in players])
         return topology
