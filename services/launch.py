@@ -24,9 +24,9 @@ from pipeline.runtime import Playing
 from pipeline.settings import Settings, not_here
 from services.hosts import Tasks
 from services.machines import machines
-from services.ports import Ports
+from services.ports import Ports, sockets_folder
 from services.supervisor import Supervisor
-from services.topology import Topology, build, load_run, sockets_folder
+from services.topology import Topology, build, load_run
 
 
 def launch(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,6 +56,14 @@ class Ports:
             if sys.platform == "linux":
                 self._kept.push(stack.pop_all())
             return int(probe.getsockname()[1])
+
+
+def sockets_folder(settings: Settings) -> Path | None:
+    """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
+    wanted = settings.pipeline.transport
+    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
+        return None
+    return Path(tempfile.mkdtemp(prefix="sparring-"))
 
 
 def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[str, str]:

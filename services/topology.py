@@ -15,7 +15,6 @@ import math
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -326,14 +325,6 @@ def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
         capacity = Capacity(messages=limits.segments, steps=steps)
         found[f"segments:{name}"] = found[f"updates:{name}"] = capacity
     return found
-
-
-def sockets_folder(settings: Settings) -> Path | None:
-    """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
-    wanted = settings.pipeline.transport
-    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
-        return None
-    return Path(tempfile.mkdtemp(prefix="sparring-"))
 
 
 def simulator_plans(
