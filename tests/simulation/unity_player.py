@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 from unity_player_games import BalanceGame, BasicGame, GoalGame, MatchThree
+from unity_player_grpc import grpc
 from unity_player_reports import Game, Setup
 from unity_player_schema import METHOD
 from unity_player_session import Crash, Faults, Over, Session, Wrong, stall
