@@ -1,8 +1,8 @@
 """Breaks every part of real runs in every way of the design's table, and judges what came of it.
 
-    scripts/faults [--rows WORDS ...] [--mode overlap|lockstep] [--times 5] [--seconds 20] [--beside 2]
+    scripts/faults [--rows WORDS ...] [--mode overlap|lockstep] [--times 5] [--seconds 12] [--beside 2]
 
-Real processes train the built-in simulator `balance` for about 20 s each, with recovery checkpoints every 5 s. At a
+Real processes train the built-in simulator `balance` in runs of about 20 s, with recovery checkpoints every 5 s. At a
 moment drawn by its seed each run meets the fault of its row. Afterwards must hold: it completed, or ended as the row
 says; the books balance; nothing but what the row allows is lost, each step told by an incident; no simulator counts
 more than the books; only the part that was meant has failed; a learner went on from its newest checkpoint; versions
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", default=[], metavar="WORDS", help="only rows that contain any of these")
     parser.add_argument("--mode", choices=MODES, help="only this one")
     parser.add_argument("--times", type=int, default=5, help="each row in each mode (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that a run takes without its fault (%(default)g)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="that a run trains without its fault (%(default)g)")
     parser.add_argument("--beside", type=int, default=2, help="runs at once (%(default)s)")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     args = parser.parse_args()

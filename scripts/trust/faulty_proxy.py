@@ -21,6 +21,12 @@ class _Pair:
         self.near = near  # towards the simulator
         self.far = far  # towards the trainer
         self.truncate = False
+        self.closed: set[asyncio.StreamWriter] = set()  # have been told the end
+
+    def end(self, towards: asyncio.StreamWriter) -> None:
+        """One side hears the end of the stream; what still comes for it is lost, and nobody is told."""
+        self.closed.add(towards)
+        towards.write_eof()
 
 
 class FaultyProxy:
@@ -29,6 +35,10 @@ class FaultyProxy:
     Args:
         upstream: host and port to forward to; asked for each connection.
         host: address to listen on.
+
+    Attributes:
+        address: of the proxy.
+        late: bytes that came later.
     """
 
     def __init__(self, upstream: Callable[[], tuple[str, int]], host: str = "127.0.0.1") -> None:
@@ -36,6 +46,7 @@ class FaultyProxy:
         self._pairs: set[_Pair] = set()
         self._passing = asyncio.Event()
         self._delay_s = 0.0
+        self.late = 0
         self._refusing = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._socket = socket.create_server((host, 0))
@@ -70,11 +81,11 @@ class FaultyProxy:
 
     def close_towards_trainer(self) -> None:
         """The trainer hears the end of the stream, the simulator does not."""
-        self._do(self._each, lambda pair: pair.far.write_eof())
+        self._do(self._each, lambda pair: pair.end(pair.far))
 
     def close_towards_simulator(self) -> None:
         """The simulator hears the end of the stream, the trainer does not."""
-        self._do(self._each, lambda pair: pair.near.write_eof())
+        self._do(self._each, lambda pair: pair.end(pair.near))
 
     def close(self) -> None:
         """Ends the proxy.
@@ -114,9 +125,13 @@ class FaultyProxy:
         self._refusing = on
 
     def _each(self, act: Callable[[_Pair], Any]) -> None:
+        harmed = 0
         for pair in list(self._pairs):
-            with contextlib.suppress(OSError, RuntimeError):
+            with contextlib.suppress(OSError, RuntimeError):  # it ends just now
                 act(pair)
+                harmed += 1
+        if not harmed:
+            raise RuntimeError("there was no connection to harm")
 
     async def _serve(self) -> None:
         self._passing.set()
@@ -156,17 +171,24 @@ class FaultyProxy:
 
     async def _pump(self, pair: _Pair, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(RECEIVE):
-            await self._passing.wait()
+            if not self._passing.is_set():
+                self.late += len(data)
+                await self._passing.wait()
             if self._delay_s:
+                self.late += len(data)
                 await asyncio.sleep(self._delay_s)
             if pair.truncate and sink is pair.far:
                 sink.write(data[: len(data) // 2])
                 await asyncio.sleep(0.05)
                 _reset(pair)
                 return
+            if sink in pair.closed:
+                continue
             sink.write(data)
             await sink.drain()
         await self._passing.wait()
+        if sink in pair.closed:
+            return
         with contextlib.suppress(OSError, RuntimeError):
             sink.write_eof()
 

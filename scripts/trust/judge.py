@@ -51,7 +51,7 @@ def judge(trial: Trial, allowed: Allowed, *, status: str = "completed") -> int:
     summary = trial.training.summary
     expect(summary["status"] == status, f"status {summary['status']}: {summary['error']}")
     books = summary["behaviors"][BEHAVIOR]["books"]
-    expect(books["produced"] == sum(value for term, value in books.items() if term != "produced"), f"books {books}")
+    expect_balance(books)
     _judge_lost(trial, allowed, books)
     _judge_failures(trial, allowed)
     _judge_versions(trial)
@@ -149,10 +149,15 @@ def _judge_end(trial: Trial, figures: dict[str, Any], status: str) -> None:
         expect(figures["books"]["open"] <= in_flight(trial.mode), f"open at the end: {figures['books']}")
 
 
+def expect_balance(books: dict[str, int]) -> None:
+    """Every step is in one place."""
+    expect(books["produced"] == sum(value for term, value in books.items() if term != "produced"), f"books {books}")
+
+
 def expect(held: bool, otherwise: str) -> None:
     """Raises Violation unless it holds."""
     if not held:
         raise Violation(otherwise)
 
 
-__all__ = ["ANY", "AREAS", "Allowed", "expect", "judge", "judge_restored", "killed"]
+__all__ = ["ANY", "AREAS", "Allowed", "expect", "expect_balance", "judge", "judge_restored", "killed"]

@@ -12,12 +12,23 @@ from pathlib import Path
 _NUMBERS = itertools.count()
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise OSError(
             f"got {done.stderr.strip()!r} from {' '.join(command)}; expected it to work; run as root on Linux"
         )
+    return done.stdout
+
+
+def destroy(port: int) -> int:
+    """Resets all TCP connections to a port of this machine; returns how many there were.
+
+    Raises:
+        OSError: this user may not, or this system can not.
+    """
+    found = _run("ss", "--no-header", "--tcp", "--kill", "state", "established", f"( dport = :{port} )")
+    return len(found.splitlines())
 
 
 class SmallDisk:
@@ -70,6 +81,7 @@ class Network:
     def __init__(self, number: int) -> None:
         self._name = f"faults{number}"
         self._link = f"fault{number}"
+        self._inner = f"{self._link}n"
         third = number % 250
         self.host = f"10.213.{third}.1"
         self._there = f"10.213.{third}.2"
@@ -77,22 +89,22 @@ class Network:
 
     def open(self) -> None:
         """Makes it. Raises OSError where this user may not."""
-        inner = f"{self._link}n"
         _run("ip", "netns", "add", self._name)
-        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", inner)
-        _run("ip", "link", "set", inner, "netns", self._name)
+        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", self._inner)
+        _run("ip", "link", "set", self._inner, "netns", self._name)
         _run("ip", "address", "add", f"{self.host}/30", "dev", self._link)
         _run("ip", "link", "set", self._link, "up")
-        for command in (("address", "add", f"{self._there}/30", "dev", inner), ("link", "set", inner, "up")):
-            _run(*self.prefix, "ip", *command)
+        _run(*self.prefix, "ip", "address", "add", f"{self._there}/30", "dev", self._inner)
+        self.up()
+        self.up("lo")
 
-    def down(self) -> None:
-        """Nothing passes the link; neither side is told."""
-        _run(*self.prefix, "ip", "link", "set", f"{self._link}n", "down")
+    def down(self, device: str = "") -> None:
+        """Nothing passes the link, or another device in there; neither side is told."""
+        _run(*self.prefix, "ip", "link", "set", device or self._inner, "down")
 
-    def up(self) -> None:
-        """The link works again."""
-        _run(*self.prefix, "ip", "link", "set", f"{self._link}n", "up")
+    def up(self, device: str = "") -> None:
+        """It works again."""
+        _run(*self.prefix, "ip", "link", "set", device or self._inner, "up")
 
     def close(self) -> None:
         """Removes it."""

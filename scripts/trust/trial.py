@@ -50,7 +50,13 @@ def in_flight(mode: str) -> int:
 
 
 def configuration(
-    mode: str, seconds: float, *, simulator: Sequence[str] = (), budget: int = 50, patience_s: float = LONG_S
+    mode: str,
+    seconds: float,
+    *,
+    simulator: Sequence[str] = (),
+    budget: int = 50,
+    patience_s: float = LONG_S,
+    transport: str = "auto",
 ) -> dict[str, Any]:
     """Settings of a run.
 
@@ -60,6 +66,7 @@ def configuration(
         simulator: arguments before and after those of the built-in simulator, divided by "...".
         budget: of restarts.
         patience_s: with a run that does not go on.
+        transport: between services.
     """
     cut = list(simulator).index("...") if "..." in simulator else 0
     command = [sys.executable, "-m", "services", "simulator", "balance", "--areas", str(AREAS), "--slow", str(SLOW_MS)]
@@ -83,6 +90,7 @@ def configuration(
         "simulators": [{"command": [*simulator[:cut], *command, *simulator[cut + 1 :]], "count": SIMULATORS}],
         "pipeline": {
             "mode": mode,
+            "transport": transport,
             "recovery_interval": RECOVERY_S,
             "heartbeat_s": 1.0,
             "simulator_timeout_s": SILENCE_S,
@@ -101,11 +109,20 @@ class Trial:
         seconds: that it is meant to take.
         seed: of the run and of the moment of the fault.
         results: where its folder is; None for one below `folder`.
+        prefix: what its command begins with.
         **settings: as of `configuration`.
     """
 
     def __init__(
-        self, folder: Path, mode: str, seconds: float, seed: int, *, results: Path | None = None, **settings: Any
+        self,
+        folder: Path,
+        mode: str,
+        seconds: float,
+        seed: int,
+        *,
+        results: Path | None = None,
+        prefix: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         self.mode = mode
         self.seconds = seconds
@@ -115,6 +132,7 @@ class Trial:
         self._file.write_text(yaml.safe_dump(configuration(mode, seconds, **settings), sort_keys=False))
         self._results = results or folder / "results"
         self._seed = seed
+        self._prefix = prefix
         self.training = self._start()
         self.directory = self.training.directory
         self.folder = CheckpointFolder(self.directory, BEHAVIOR)
@@ -126,7 +144,9 @@ class Trial:
 
     def _start(self, *arguments: str) -> Training:
         own = ["--seed", str(self._seed), *arguments]
-        return Training(self._results, str(self._file), *own, environment=SAME_EVERYWHERE, apart=True)
+        return Training(
+            self._results, str(self._file), *own, environment=SAME_EVERYWHERE, apart=True, prefix=self._prefix
+        )
 
     def resume(self) -> None:
         """Goes on with a run that has ended."""
@@ -192,13 +212,18 @@ class Trial:
         return [own, *own.children(recursive=True)]
 
     def remains(self) -> list[psutil.Process]:
-        """Processes that name the run's folder or were told its address, after its end."""
-        every = psutil.process_iter(["cmdline"])
-        return [process for process in every if str(self.directory) in " ".join(process.info["cmdline"] or ())]
+        """Processes that name the run's folder, or were told it as simulators are, after its end."""
+        every = psutil.process_iter(["cmdline", "environ"])
+        words = ((one, (*(one.info["cmdline"] or ()), *(one.info["environ"] or {}).values())) for one in every)
+        return [process for process, told in words if any(str(self.directory) in word for word in told)]
 
     def restored(self) -> list[dict[str, Any]]:
         """What learners that were started anew went on from."""
         return self.log(LEARNER, "restored", "nothing_to_restore")
+
+    def endpoints(self) -> dict[str, str]:
+        """Addresses of the queues and boards between services."""
+        return dict(json.loads((self.directory / "run.json").read_text())["endpoints"])
 
     def trained(self) -> int:
         """Steps in the newest weights, as the monitor has heard."""
@@ -219,10 +244,10 @@ class Trial:
                 raise Violation(f"{what}: not within {timeout_s:g} s")
             time.sleep(0.02)
 
-    def under_way(self) -> None:
-        """Returns at a moment in the first half of the run, drawn by its seed."""
+    def under_way(self, seconds: float | None = None) -> None:
+        """Returns at a moment in the first half of the run, or of so many seconds of it, drawn by its seed."""
         self.wait(lambda: self.version >= 3, "first updates", LONG_S)
-        updates = int(self.seconds * STEPS_PER_S / BUFFER)
+        updates = int((seconds or self.seconds) * STEPS_PER_S / BUFFER)
         moment = self.random.randrange(4, max(5, updates // 2))
         self.wait(lambda: self.version >= moment, f"version {moment}", LONG_S)
         time.sleep(self.random.uniform(0, 0.5))

@@ -64,6 +64,7 @@ class Training:
     """One `sparring train`, its lines collected as they come.
 
     `apart`: in a session of its own, for Linux shares processors out among sessions (sched_autogroup).
+    `prefix`: what the command begins with.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class Training:
         run_id: str = "run",
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.directory = results / run_id
-        command = [sys.executable, "-m", "services", "train", *arguments]
+        command = [*prefix, sys.executable, "-m", "services", "train", *arguments]
         command += ["--results-dir", str(results), "--run-id", run_id, "--no-export"]
         variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(
