@@ -142,6 +142,7 @@ class Parts:
             within = len(part.failures) <= limits.budget
             times = f" {part.starts} times" if within else f" {len(part.failures)} times in {limits.period_s:g} s"
             often = "" if part.hosted.hopeless else times
+            part.gone = part.died = True
             self._fail(f"{part.name} failed{often}: {said}")
             return False
         wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (len(part.failures) - 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -46,13 +47,24 @@ def main(arguments: list[str]) -> int:
             child.terminate()
             asked = True
     _kill_group(child.pid)
-    return child.wait()
+    status = child.wait()
+    if status < 0:
+        _end_by(-status)
+    return status
 
 
 def _end_with_me() -> None:
     """In the new program: also end when this watcher is killed (Linux; elsewhere the pipe has to do)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _end_by(number: int) -> None:
+    """Ends as the program has ended, so that who waits for the watcher hears of the signal."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+    with contextlib.suppress(OSError):  # of some nothing can be changed
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:

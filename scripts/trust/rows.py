@@ -33,6 +33,7 @@ from trial import (
     resumed,
 )
 
+from pipeline.monitoring.summary import STATUSES
 from services.supervisor import LOOKER_S
 
 PAUSE_S = 3.0
@@ -430,9 +431,10 @@ def _went_on(trial: Trial) -> Outcome:
 def _given_up(trial: Trial, trained: int) -> Outcome:
     """Without room the run ends, says why, and leaves the checkpoint before intact."""
     status = trial.end()
-    expect(status == 1, f"exit status {status}: {trial.training.lines[-3:]}")
-    told = "\n".join(trial.training.lines)
-    expect("run_failed" in told and ("No space left" in told or "no room" in told), f"cause not told: {told[-500:]}")
+    expect(status in (STATUSES["failed"], STATUSES["stalled"]), f"exit status {status}: {trial.training.lines[-3:]}")
+    causes = [line for line in trial.training.lines if "run_failed" in line or "run_stalled" in line]
+    told = any(word in line for line in causes for word in ("No space left", "room from the disk", "no room"))
+    expect(told, f"cause not told: {causes or trial.training.lines[-5:]}")
     found = trial.folder.newest_first()
     if found:
         last = trial.folder.load_latest()  # raises where it is not what was written

@@ -36,6 +36,14 @@ async def test_the_last_words_are_those_of_this_start(host: ProcessHost) -> None
 
 
 @pytest.mark.anyio
+async def test_a_simulators_end_is_told_as_if_nobody_watched_it(host: ProcessHost) -> None:
+    for code, told in (("os.kill(os.getpid(), 9)", "signal SIGKILL"), ("os._exit(3)", "exit status 3"), ("0", "")):
+        process = host.watched("one", [sys.executable, "-c", f"import os; {code}"], {})
+        with anyio.fail_after(30):
+            assert await process.wait() == told
+
+
+@pytest.mark.anyio
 async def test_one_that_is_stopped_before_it_listens_has_ended_as_asked(host: ProcessHost) -> None:
     process = start(host, "import time; time.sleep(50)")
     process.stop()
