@@ -119,7 +119,7 @@ class Incident:
 
     Attributes:
         stage: whose process died.
-        start: that start of it.
+        start: that start of it; of assembly and of a learner the next one, by which the crash was noticed.
         steps: how many.
         cause: what they were doing there.
     """

@@ -48,6 +48,7 @@ class Guest:
     Attributes:
         host: address of its machine.
         identity: name in its certificate; "" for none.
+        accepted: it has shown what is asked for.
         hello: what it has said; None where it is still to say it.
         reader: holds what came after that.
         conversation: so far.
@@ -55,6 +56,7 @@ class Guest:
 
     host: str = "here"
     identity: str = ""
+    accepted: bool = False
     hello: Hello | None = None
     reader: FrameReader = field(default_factory=FrameReader)
     conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
@@ -166,6 +168,8 @@ class Gate:
         if not isinstance(message, Hello):  # Bye or Fault
             raise anyio.EndOfStream
         self._credentials.check(guest.identity, message.credential)
+        guest.accepted = True
+        self._credentials.check_number(guest.identity, message.number)
         self._check_room(guest)
         guest.hello = message
         reader.allow(self._guard.limits.messages)
@@ -209,7 +213,7 @@ class Gate:
 
     async def _tell(self, stream: ByteStream, knock: _Knock, fault: Fault | None) -> None:
         """Says what was wrong, where it helps nobody but those who may know."""
-        known = knock.guest.identity or not self._credentials.asked
+        known = knock.guest.accepted or knock.guest.identity or not self._credentials.asked
         may_hear = known or (knock.secured and fault is not None and fault.code == "credential")
         if fault is None or not may_hear or knock.guest.conversation.state == "closed":
             return

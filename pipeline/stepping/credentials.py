@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import re
 import ssl
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from anyio.abc import ByteStream
@@ -17,6 +18,8 @@ from pipeline.errors import RemoteProtocolError, SettingsError
 from pipeline.keys import SIMULATORS, allowed, server_tls, token
 from pipeline.queues.endpoints import is_open
 from pipeline.stepping.settings import Accepted
+
+_NUMBERED: Final = re.compile(r"simulator-\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,22 @@ class Credentials:
         # In constant time; a token that is not ASCII is compared as bytes.
         if not self.token or not hmac.compare_digest(credential.encode(), self.token.encode()):
             raise _unknown("no valid credential", "a certificate or the token of the keys of this run")
+
+    def check_number(self, identity: str, number: int | None) -> None:
+        """Refuses a number that is another simulator's: N is that of the certificate `simulator-N`, if there is one.
+
+        Raises:
+            RemoteProtocolError: so it is.
+        """
+        if number is None or identity == (owner := f"simulator-{number}"):
+            return
+        if owner in self.names or _NUMBERED.fullmatch(identity):
+            raise RemoteProtocolError(
+                "number",
+                got=f"simulator number {number} with {f'the certificate {identity}' if identity else 'a token'}",
+                expected=f"the certificate {owner}",
+                remedy="leave the number out, or show the certificate of that number",
+            )
 
 
 def credentials(address: str, keys: Path | None, accepted: Accepted, *, encrypt: bool) -> Credentials:

@@ -83,7 +83,9 @@ class Door:
     def text(self) -> str:
         return f"tcp://127.0.0.1:{self.address[1]}"
 
-    async def visit(self, keys: Path | str, certificate: str = "", credential: str = "") -> Client:
+    async def visit(
+        self, keys: Path | str, certificate: str = "", credential: str = "", number: int | None = None
+    ) -> Client:
         """A client of the kit that was welcomed."""
 
         def call() -> Client:
@@ -94,6 +96,7 @@ class Door:
                 keys=keys,
                 certificate=certificate,
                 credential=credential,
+                number=number,
                 connect_timeout_s=20,
                 reconnect=False,
             )
@@ -150,6 +153,18 @@ async def test_a_simulator_with_its_keys_comes_in_encrypted(keys: Path, accepted
         await anyio.to_thread.run_sync(client.close)
         (line,) = there.house.lines("simulator_connected")
         assert line["peer"].startswith(f"127.0.0.1 {certificate}".rstrip())
+
+
+async def test_a_number_is_for_who_has_its_certificate(keys: Path) -> None:
+    """Else any simulator could keep another of the run's out, for good."""
+    async with door(keys) as there:
+        for certificate, number in (("", 0), ("arcade", 0), ("simulator-0", 1)):
+            told = await there.refused(keys, certificate, "", number)
+            assert told.code == "number"
+            assert f"expected the certificate simulator-{number}" in str(told)
+        for certificate, number in (("simulator-0", 0), ("arcade", 1), ("", 2)):
+            client = await there.visit(keys, certificate, "", number)
+            await anyio.to_thread.run_sync(client.close)
 
 
 async def test_a_token_alone_is_enough_on_loopback_where_encrypt_is_off(keys: Path) -> None:

@@ -22,6 +22,7 @@ from pipeline.messages.codec import SERVICES, decode, encode
 from pipeline.messages.matches import Assignment, Draw
 from pipeline.messages.service import Books, PolicyWeights, RunState
 from pipeline.messages.simulator import Ping
+from pipeline.progress import Progress
 from services import assembly
 
 
@@ -123,9 +124,21 @@ def another_content(watch: Watch) -> None:
     watch.published("ghosts", "ghost-0", weights(1, 0.5))
 
 
+def lost(*steps: int, stage: str = "assembly", fallen: str = "assembly") -> Callable[[Watch], None]:
+    """So many steps were lost, of which incidents tell so many each; 20 can be under way."""
+
+    def see(watch: Watch) -> None:
+        watch.lost("A", steps[0], [{"stage": stage, "steps": one} for one in steps[1:]], {fallen}, 20)
+
+    return see
+
+
 @pytest.mark.parametrize(
     ("rule", "see"),
     [
+        ("losses", lost(10, 6)),
+        ("losses", lost(10, 10, fallen="learning")),
+        ("losses", lost(21, 21)),
         ("once", taken_again),
         ("once", trained_again_after_a_restore),
         ("matches", lambda watch: two_opponents(watch, [5, 5], [-1, -1])),
@@ -149,6 +162,8 @@ def test_what_is_allowed_breaks_no_rule() -> None:
         watch.published("ghosts", "ghost-0", weights(1))
         watch.published("coordination", "run", books(produced=5, trained=4, open=1))
         take(watch, [1, 2])
+        lost(10, 6, 4)(watch)
+        lost(48, 48, stage="learning", fallen="learning")(watch)
 
     assert violations(see) == []
 
@@ -176,6 +191,16 @@ def test_a_run_that_does_not_go_on_is_seen(calm: Plan, monkeypatch: pytest.Monke
     monkeypatch.setattr(world_run, "RESUMES_S", 3.0)
     monkeypatch.setattr(assembly.Assembly, "_apply", lambda *_: None)
     assert "progress: nothing for" in first(calm)
+
+
+def test_a_wait_that_nobody_notices_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(world_run.WATCHED, "services/stepping.py run")
+    assert "may wait for ever in services/stepping.py run" in first(calm)
+
+
+def test_a_stage_that_does_not_say_what_it_waits_for_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Progress, "waits", lambda *_, **__: None)
+    assert "and does not say for what" in first(calm)
 
 
 def test_nothing_runs_while_a_part_hangs(calm: Plan) -> None:

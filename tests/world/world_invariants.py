@@ -2,10 +2,12 @@
 
 capacity    what a receiver holds and what is on its way to it never exceeds the capacity, and the shares agree
 books       every step is in one term of the books, at each publication; at the end in one place of one stage
+losses      steps are lost with a start that died, and by that only: no more than were under way
 versions    a name's version never goes back, at no subscriber, and one version has one content
 once        no decision is trained on twice within the lineage of any weights, whatever was restored
 matches     a life, and a match, meets one draw of opponents; what ghosts did is not learned from
 deaths      nothing ends but by the plan; no simulator is told of a mistake it did not make
+deadlines   each wait has a deadline, or is known to somebody who notices where it does not end; see `world_waits`
 progress    once all is calm the run goes on, and ends
 """
 
@@ -211,8 +213,31 @@ class Watch:
 
     # ---------------------------------------------------------------- the end
 
+    def lost(self, name: str, steps: int, incidents: Sequence[Mapping[str, Any]], fallen: set[str], most: int) -> None:
+        """What the books of a behavior say of lost steps.
+
+        Args:
+            name: of the behavior.
+            steps: lost in all.
+            incidents: what coordination has written of each loss.
+            fallen: stages of which a start died.
+            most: steps of a behavior that can be under way.
+        """
+        told = sum(one["steps"] for one in incidents)
+        self.require(told == steps, "losses", f"{name}: {steps} lost, of which incidents tell {told}")
+        for one in incidents:
+            self.require(one["stage"] in fallen, "losses", f"{name}: nothing of {one['stage']} has died: {one}")
+            if one["stage"] != "learning":  # which loses updates too, since its checkpoint
+                self.require(0 < one["steps"] <= most, "losses", f"{name}: at most {most} were under way: {one}")
+
     def ended(
-        self, names: Sequence[str], counted: dict[str, int], died: Mapping[str, bool] | None = None, *, exact: bool
+        self,
+        names: Sequence[str],
+        counted: dict[str, int],
+        died: Mapping[str, bool] | None = None,
+        *,
+        exact: bool,
+        most: int = 0,
     ) -> dict[str, dict[str, int]]:
         """The run has stopped in order: every step is in one place of one stage.
 
@@ -221,6 +246,7 @@ class Watch:
             counted: steps that the simulators counted.
             died: services that died while it stopped, and whether they were not started again since.
             exact: nothing has happened to them or to stepping.
+            most: steps of a behavior that can be under way.
         """
         run: RunState = self.said["coordination", "run"]
         assembly: AssemblyState = self.said["assembly", "state"]
@@ -228,6 +254,9 @@ class Watch:
         for name in names:
             places = held(name, run, self.said[f"learning-{name}", "state"], assembly)
             books = found[name] = closed(run.books[name], places, died or {})
+            for term in ("lost", "produced"):  # of what is in no place it is not known who had it: it can not be much
+                more = books[term] - getattr(run.books[name], term)
+                self.require(more <= most, "losses", f"{name}: {more} more {term} at the end, at most {most} under way")
             total = sum(value for term, value in books.items() if term != "produced")
             self.require(books["produced"] == total, "books", f"{name} at the end: {books}")
             steps = counted.get(name, 0)

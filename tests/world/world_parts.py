@@ -53,8 +53,14 @@ class Hosted:
         self.scope = anyio.CancelScope()
         self.computing: set[anyio.CancelScope] = set()
         self.transport: WorldTransport | None = None
+        self.context: Context | None = None
         self.killed = self.hopeless = False
         self.failure = ""
+
+    @property
+    def waiting_for(self) -> str:
+        """What it says that it waits for; "" for nothing."""
+        return "" if self.context is None else self.context.progress.waiting_for
 
     async def wait(self) -> str:
         await self.ended.wait()
@@ -69,12 +75,16 @@ class Hosted:
             return
         self.killed = True
         self.failure = "signal SIGKILL"
+        self._fell()
         if self.transport is not None:
             self.transport.abandon()
         self.scope.cancel()
         for scope in [*self.computing]:
             scope.cancel()
         self.world.queue.resume(self.plan.name, forget=True)
+
+    def _fell(self) -> None:
+        self.world.fallen.add(self.plan.name.partition("-")[0])
 
     async def compute(self, work: Callable[[], Any]) -> Any:
         """As a worker thread: it takes its time, and only the end of the process ends it early."""
@@ -111,7 +121,7 @@ class Hosted:
         )
         async with transport:
             self.transport = transport
-            context = Context(
+            self.context = context = Context(
                 run=world.run,
                 service=self.plan.name,
                 start=self.start,
@@ -131,6 +141,7 @@ class Hosted:
         if self.killed:
             return
         error = first_failure(failure)
+        self._fell()
         self.failure = f"{type(error).__name__}: {error}"
         self.hopeless = isinstance(error, SparringError)
         planned = isinstance(error, OSError) and error.errno == errno.ENOSPC

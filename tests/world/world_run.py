@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import shutil
 import tempfile
 import time
@@ -31,6 +32,7 @@ from world_player import Player, Told
 from world_schedule import PART, seeded, take_over
 from world_streams import Doors
 from world_transport import WorldTransport
+from world_waits import FLOW, WATCHED, endless
 
 import pipeline.files
 import pipeline.metrics
@@ -71,6 +73,7 @@ class World:
         self.counted: dict[str, int] = {}
         self.status = ""
         self.died: dict[str, bool] = {}
+        self.fallen: set[str] = set()
         self._opened = itertools.count(1)
         self._numbers = itertools.count(1)
         self.lives: dict[str, anyio.CancelScope] = {}
@@ -138,7 +141,7 @@ class World:
         self.doors = Doors(self.network)
         self.run, topology = self._topology()
         async with anyio.create_task_group() as self.tasks:
-            self.watch.on_violation = self.tasks.cancel_scope.cancel
+            self.watch.on_violation = self._abandon
             self.tasks.start_soon(self.network.timer.run)
             self.tasks.start_soon(self.troubles.come)
             self.tasks.start_soon(self.troubles.end, self.watch.finished)
@@ -150,6 +153,11 @@ class World:
             self.tasks.cancel_scope.cancel()
         if not self.watch.violations:
             self._check_end()
+
+    def _abandon(self) -> None:
+        """Something did not hold: ends all, also what hangs."""
+        self.tasks.cancel_scope.cancel()
+        self.queue.resume_all()
 
     async def _supervise(self, topology: Topology) -> None:
         transport = WorldTransport(
@@ -224,6 +232,16 @@ class World:
             idle = now - max(watch.progress_at, plan.calm_from)
             watch.require(idle <= RESUMES_S, "progress", f"nothing for {idle:.0f} s; {self._waits()}")
             watch.require(now <= last, "progress", f"no end after {now:.0f} s; {self._waits()}")
+            self._look_at_waits()
+
+    def _look_at_waits(self) -> None:
+        """Each wait has a deadline, or somebody who notices."""
+        for part, place in endless():
+            watched = WATCHED.get(place)
+            self.watch.require(watched is not None, "deadlines", f"{part} may wait for ever in {place}")
+            if watched is FLOW:
+                said = self.hosted[part].waiting_for
+                self.watch.require(bool(said), "deadlines", f"{part} waits in {place} and does not say for what")
 
     def _waits(self) -> str:
         states = {name: self.watch.said.get((name, "metrics")) for name in self.plan.setting.services}
@@ -237,7 +255,18 @@ class World:
         good = self.status == "completed" or (self.status == "failed" and keepers)
         watch.violations += [] if good else [f"progress: the run ended as {self.status!r}"]
         if not watch.violations:
-            watch.ended(plan.setting.names, self.counted, self.died, exact=not plan.faults)
+            rows = plan.setting.simulators * plan.setting.rules.areas * plan.setting.rules.members
+            most = max(map(self.run.settings.budget, plan.setting.names)) + rows
+            if "coordination" not in self.died:
+                self._check_losses(most)
+            watch.ended(plan.setting.names, self.counted, self.died, exact=not plan.faults, most=most)
+
+    def _check_losses(self, most: int) -> None:
+        run: RunState = self.watch.said["coordination", "run"]
+        written = json.loads((self.folder / "coordination.json").read_text())
+        for name in self.plan.setting.names:
+            incidents = written["behaviors"][name]["ledger"]["incidents"]
+            self.watch.lost(name, run.books[name].lost, incidents, self.fallen, most)
 
 
 @lru_cache(maxsize=256)

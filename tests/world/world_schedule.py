@@ -65,6 +65,11 @@ class RunQueue(deque[Any]):
         for arrival in [] if forget else inbox:
             arrival()
 
+    def resume_all(self) -> None:
+        """Lets all parts go on, without what has arrived for them."""
+        for part in list(self._held):
+            self.resume(part, forget=True)
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
