@@ -334,6 +334,10 @@ class Simulators:
         self._note_statistics(peer, said.statistics)
         if said.behaviors:
             self._add_behaviors(peer, said.behaviors)
+        for behavior, goals in said.plain_goals.items():
+            for name, kind in goals:
+                got = f"goal signal {name!r} of {behavior}, read as any other {kind}"
+                self._say("goal_not_conditioned_on", peer, got=got, expected="a goal signal of one axis (numbers)")
         if not said.reports:
             peer.unset = True
             self.begin()

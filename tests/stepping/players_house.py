@@ -203,6 +203,7 @@ class Told:
         phases: as the one who launched it heard of them.
         fault: likewise; None where it heard of none.
         goodbye: likewise.
+        logged: by stepping.
     """
 
     witness: Witness
@@ -211,6 +212,7 @@ class Told:
     phases: list[str] = field(default_factory=list)
     fault: Fault | None = None
     goodbye: Bye | None = None
+    logged: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
         """The player had nothing to object to; no step was told twice or left out."""
@@ -287,7 +289,7 @@ class Table:
 
     def meet(self, launch: Launch) -> Told:
         """One player, which is launched with its port."""
-        with structlog.testing.capture_logs():
+        with structlog.testing.capture_logs() as self.told.logged:
             anyio.run(self._run, launch)
         return self.told
 

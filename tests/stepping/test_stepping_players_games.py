@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from players_house import CONFIGURATION, GHOST, NUMBER, Decision, Life, Table, Told
-from unity_bridge import agents, introduction, message, player_by_hand
+from unity_bridge import Doll, agents, introduction, message, player_by_hand, with_goal_camera
 from unity_player_peer import Played
 from unity_player_teams import zoo_image
 
@@ -263,20 +264,16 @@ def _place(life: Life) -> list[float]:
 
 ORDERS = ([5, 1, 9], [9, 5, 1], [1, 9], [5, 9, 1])
 OVER = {1: 9, 3: 5}
-"""In which messages which agent ends, and begins anew in the same one."""
+"""In which message which agent ends, and begins anew in the same one."""
 
 
-class Unsorted(threading.Thread):
-    """A player by hand whose agents stand in another order in each message, those that end among them.
+class ByHand(threading.Thread):
+    """A player that does what `plays` says, which introduces itself before and is told to quit after it."""
 
-    Attributes:
-        given: what each agent was told to do, by what it saw: ten times its id, and the number of the message.
-    """
-
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, plays: Callable[[Doll], None]) -> None:
         super().__init__()
         self._port = port
-        self.given: dict[int, float] = {}
+        self._plays = plays
         self.played = Played(1, [], "")
         self.start()
 
@@ -284,37 +281,56 @@ class Unsorted(threading.Thread):
         with player_by_hand(self._port) as doll:
             doll.ask(introduction())
             doll.ask(message())
-            for number, ids in enumerate(ORDERS):
-                told = doll.ask(self._said(number, ids)).unity_input.rl_input.agent_actions["Doll?team=0"].value
-                for one, action in zip(ids, told, strict=True):
-                    self.given[10 * one + number] = action.continuous_actions[0]
-            doll.ask(message())
+            self._plays(doll)
+            assert doll.ask(message()).unity_input.rl_input.command == 2
         self.played = Played(0, [], "")
 
-    def _said(self, number: int, ids: list[int]) -> Any:
-        made = agents(known=number == 0, count=0)
-        for one in [*ids[:1], *([OVER[number]] if number in OVER else []), *ids[1:]]:
-            infos = made.unity_output.rl_output.agentInfos["Doll?team=0"].value
-            done = OVER.get(number) == one and one not in [info.id for info in infos if info.done]
-            seen = infos.add(id=one, done=done).observations.add(shape=[1], dimension_properties=[1], name="seen")
-            seen.float_data.data.append(10 * one + number)
-        return made
+
+def said_unsorted(number: int, ids: list[int]) -> Any:
+    """Agents that see ten times their id, and the number of the message."""
+    made = agents(known=number == 0, count=0)
+    infos = made.unity_output.rl_output.agentInfos["Doll?team=0"].value
+    over = [(OVER[number], True)] if number in OVER else []
+    for one, done in [(ids[0], False), *over, *((one, False) for one in ids[1:])]:
+        seen = infos.add(id=one, done=done).observations.add(shape=[1], dimension_properties=[1], name="seen")
+        seen.float_data.data.append(10 * one + number)
+    return made
+
+
+DOLL = "behaviors: {Doll: }"
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_each_agent_is_told_its_own_in_whatever_order_they_stand(lockstep: bool) -> None:
     """Lockstep acts in the order of their ids, and answers in the player's."""
-    players: list[Unsorted] = []
+    given: dict[int, float] = {}
 
-    def launch(port: int) -> Unsorted:
-        players.append(Unsorted(port))
-        return players[0]
+    def plays(doll: Doll) -> None:
+        for number, ids in enumerate(ORDERS):
+            told = doll.ask(said_unsorted(number, ids)).unity_input.rl_input.agent_actions["Doll?team=0"].value
+            for one, action in zip(ids, told, strict=True):
+                given[10 * one + number] = action.continuous_actions[0]
 
-    told = Table(len(ORDERS), behaviors="behaviors: {Doll: }", lockstep=lockstep).meet(launch)
-    assert players[0].played.code == 0
+    told = Table(len(ORDERS), behaviors=DOLL, lockstep=lockstep).meet(lambda port: ByHand(port, plays))
+    told.check()
     lives = told.witness.of("Doll")
     chosen = {int(one.seen[0][0]): one.continuous[0] for life in lives for one in life.decisions}
-    assert chosen == players[0].given
+    assert chosen == given
     names = [{int(one.seen[0][0]) // 10 for one in life.decisions} for life in lives]
     assert Counter(number for own in names for number in own) == {1: 1, 5: 2, 9: 2}
     assert all(len(own) == 1 for own in names)
+
+
+def test_a_goal_that_is_a_picture_is_told_of() -> None:
+    """Once, by its name and that of its behavior: networks see it, and are not conditioned on it."""
+
+    def plays(doll: Doll) -> None:
+        for number in range(2):
+            doll.ask(with_goal_camera(agents(known=not number)))
+
+    told = Table(2, behaviors=DOLL).meet(lambda port: ByHand(port, plays))
+    told.check()
+    (line,) = (one for one in told.logged if one["event"] == "goal_not_conditioned_on")
+    assert line["log_level"] == "warning"
+    assert line["got"] == "goal signal 'GoalCamera' of Doll?team=0, read as any other image"
+    assert told.witness.of("Doll")[0].decisions[0].seen[1].shape == (3, 20, 20)
