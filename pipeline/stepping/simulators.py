@@ -309,7 +309,9 @@ class Simulators:
                 loop=asyncio.get_running_loop(),
             )
         except SettingsError as error:
-            raise RemoteProtocolError("specs", got=str(error), expected="a player", remedy="see above") from error
+            got, _, rest = str(error).removeprefix("got ").partition("; expected ")
+            expected, _, remedy = rest.partition("; ")
+            raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
     def _completed(self, peer: Peer) -> dict[str, int]:
         connection = self._stepper.connections.get(peer.key)

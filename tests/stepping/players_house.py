@@ -238,6 +238,7 @@ class Table:
         first: what those that learn always do first; None for anything. Ghosts do 0.
         lockstep: act in rounds.
         anew_after: messages after which all begin anew, by a curriculum; None for never.
+        port: on which the player is to call; 0 for any.
     """
 
     def __init__(
@@ -250,7 +251,9 @@ class Table:
         first: int | None = None,
         lockstep: bool = False,
         anew_after: int | None = None,
+        port: int = 0,
     ) -> None:
+        self._port = port
         self._messages = messages
         self._anew_after = anew_after
         self._first = first
@@ -306,7 +309,7 @@ class Table:
 
     async def _look_after(self, stream: Any, launch: Launch, scope: anyio.CancelScope) -> None:
         """The part of the simulator that launched the player."""
-        player = Player(protocol="unity", port=0, settings="", areas=1, connect_s=LONG_S, timeout_s=LONG_S)
+        player = Player(protocol="unity", port=self._port, settings="", areas=1, connect_s=LONG_S, timeout_s=LONG_S)
         await stream.send(to_bytes(Hello(version=VERSION, name="unity", behaviors={}, number=NUMBER, player=player)))
         reader, launched = FrameReader(), None
         try:

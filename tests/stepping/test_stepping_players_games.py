@@ -5,6 +5,7 @@ What agents of the stand-in see tells their age and what they did last. So each 
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -334,3 +335,15 @@ def test_a_goal_that_is_a_picture_is_told_of() -> None:
     assert line["log_level"] == "warning"
     assert line["got"] == "goal signal 'GoalCamera' of Doll?team=0, read as any other image"
     assert told.witness.of("Doll")[0].decisions[0].seen[1].shape == (3, 20, 20)
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    """As got, expected and remedy, each once; no player is launched."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = Table(1, behaviors=DOLL, port=port).meet(lambda port: ByHand(port, lambda doll: None))
+    assert told.player is None
+    assert told.fault is not None
+    assert told.fault.got == f"port {port} on 127.0.0.1, which is not free"
+    assert told.fault.expected == "one on which a Unity player can call"
+    assert told.fault.remedy == "stop what uses it, or choose another with --base-port"
