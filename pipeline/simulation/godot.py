@@ -12,9 +12,11 @@ report, as its next episode.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,10 @@ MAJOR_VERSION: Final = "0"
 MINOR_VERSION: Final = "7"
 ENDING_S: Final = 5.0
 """How long a game may take to end in order."""
+_SHOWN: Final = 5
+"""Values of a call that are said."""
+_WIDTH: Final = 60
+"""Characters of each."""
 
 _OUR_WORDS: Final = {"env_path": "path", "seed": "env_seed", "show_window": "headless", "viz": "headless"}
 """Words of Godot RL Agents for what is called otherwise here."""
@@ -55,6 +61,7 @@ def make_godot(
     headless: bool = True,
     timeout_s: float = 60.0,
     log: str | None = None,
+    call: str = "",
     arguments: str = "",
     **options: Any,
 ) -> GodotGame:
@@ -73,6 +80,7 @@ def make_godot(
         headless: without a window; cameras see nothing then.
         timeout_s: how long the game may take to dial in, and for each answer.
         log: file for what a launched game writes; None: a temporary one, which is kept where the game fails.
+        call: methods of the agents' controllers that are called before the first reset, one after the other.
         arguments: further ones of its command line, as a shell would split them.
         options: go to the game as --key=value.
 
@@ -82,10 +90,11 @@ def make_godot(
         SpecError: a space has no form here.
     """
     _check(areas, timeout_s, options)
+    methods = _methods(call)
     number = _environment("SPARRING_NUMBER") or 0
     name = f"Godot game {number}"
     if path is None:
-        return _opened(Player(name, None), Door(port, otherwise=False, timeout_s=timeout_s), behavior)
+        return _opened(Player(name, None), Door(port, otherwise=False, timeout_s=timeout_s), behavior, methods)
     program, words = _program(path), _words(arguments)
     door = Door(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
     command = [program, f"--port={door.port}", *(["--headless"] if headless else [])]
@@ -95,7 +104,7 @@ def make_godot(
     command += [f"--{key}={_text(value)}" for key, value in named.items() if value is not None]
     written = Path(log) if log else _temporary(number)
     player = Player(name, [*command, *words], log=written)
-    return _opened(player, door, behavior, None if log else written)
+    return _opened(player, door, behavior, methods, None if log else written)
 
 
 class GodotGame:
@@ -105,6 +114,7 @@ class GodotGame:
         player: started, connected.
         line: to it.
         behavior: as for `make_godot`.
+        methods: to call before the first reset.
         litter: a file to remove where the game does not fail.
 
     Raises:
@@ -114,9 +124,17 @@ class GodotGame:
 
     name = "godot"
 
-    def __init__(self, player: Player, line: Line, behavior: str | None, litter: Path | None = None) -> None:
+    def __init__(
+        self,
+        player: Player,
+        line: Line,
+        behavior: str | None,
+        methods: Sequence[str] = (),
+        litter: Path | None = None,
+    ) -> None:
         self._player = player
         self._line = line
+        self._methods = methods
         self._litter = litter
         self._failed = False
         self._policies = self._introduced(behavior)
@@ -136,6 +154,8 @@ class GodotGame:
                 "protocol has no place for them; give what is constant as options of the simulator"
             )
         if self._player.phase == "initialised":
+            for method in self._methods:
+                self._note(method, self.call(method))
             self._player.phase = "first reset"
         with self._blamed():
             columns = self._columns(self._line.ask({"type": "reset"}))
@@ -159,6 +179,24 @@ class GodotGame:
             _report(policy, seen, rewards[policy.agents], over[policy.agents])
             for policy, seen in zip(self._policies, columns, strict=True)
         ]
+
+    def call(self, method: str) -> list[Any]:
+        """Has each agent's controller call a method of its own, which takes no arguments.
+
+        Returns:
+            [agents] What came back; None where nothing did, or there is no such method: the game's log says which.
+
+        Raises:
+            PlayerFailed: the game has ended, does not answer, or not for each agent.
+        """
+        with self._blamed(f"correct {method} of the agents' controllers, or take it from the option call"):
+            return self._listed(self._line.ask({"type": "call", "method": method}), "returns")
+
+    def _note(self, method: str, returned: list[Any]) -> None:
+        """Says what a call has brought, once for equal values."""
+        values = list(dict.fromkeys(json.dumps(value)[:_WIDTH] for value in returned))
+        said = ", ".join(values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
+        sys.stderr.write(f"{self._player.name}: {method} of {len(returned)} agents returned {said}\n")
 
     def close(self) -> None:
         """Asks the game to end, and sees that it does."""
@@ -195,13 +233,13 @@ class GodotGame:
         return values
 
     @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
+    def _blamed(self, remedy: str = "correct get_obs, get_reward or get_done of the agent") -> Iterator[None]:
         """Remembers that the game has failed; what is unreadable is its failure too."""
         try:
             yield
         except Unreadable as error:
             self._failed = True
-            raise self._player.failure(str(error), "correct get_obs, get_reward or get_done of the agent") from error
+            raise self._player.failure(str(error), remedy) from error
         except PlayerFailed:
             self._failed = True
             raise
@@ -219,13 +257,15 @@ def _report(
     )
 
 
-def _opened(player: Player, door: Door, behavior: str | None, litter: Path | None = None) -> GodotGame:
+def _opened(
+    player: Player, door: Door, behavior: str | None, methods: Sequence[str], litter: Path | None = None
+) -> GodotGame:
     """Starts the game and waits until it has introduced itself; on any failure nothing of it is left running."""
     line: Line | None = None
     try:
         player.start()
         line = door.accept(player)
-        return GodotGame(player, line, behavior, litter)
+        return GodotGame(player, line, behavior, methods, litter)
     except BaseException as error:
         player.close(0.0)
         if line is not None:
@@ -269,6 +309,18 @@ def _words(arguments: str) -> list[str]:
         raise SettingsError(
             f"got arguments {arguments!r} ({error}); expected words as a shell splits them; correct the option"
         ) from error
+
+
+def _methods(call: str) -> list[str]:
+    """Names of methods, apart by spaces or commas."""
+    methods = call.replace(",", " ").split()
+    for method in methods:
+        if not method.isidentifier():
+            raise SettingsError(
+                f"got call {call!r}; expected names of methods of the agents' controllers, which take no arguments; "
+                "correct the option"
+            )
+    return methods
 
 
 def _environment(variable: str) -> int | None:

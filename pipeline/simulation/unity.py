@@ -244,6 +244,12 @@ class Unity:
         heard = self._understood(conversation, self._called(timeout_s))
         if heard.behaviors:
             self._known = {**self._known, **heard.behaviors}
+        for behavior, goals in heard.plain_goals.items():
+            for name, kind in goals:
+                sys.stderr.write(
+                    f"{self._player.name}: goal signal {name!r} of {behavior} is read as any other {kind}; "
+                    "networks are conditioned on goals of one axis only\n"
+                )
         self._statistics += heard.statistics
         return heard
 

@@ -26,7 +26,6 @@ class Calls:
 
     Args:
         port: to listen on; 0 chooses one.
-        host: to listen on.
 
     Attributes:
         port: on which it listens.
@@ -36,12 +35,12 @@ class Calls:
         SettingsError: the port is not free, or a library is not installed.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int) -> None:
         self.open = False
         self._arrived: queue.SimpleQueue[bytes | Gone] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop()
         try:
-            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop, host)
+            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop)
         except BaseException:
             self._loop.close()
             raise

@@ -19,6 +19,7 @@ from pipeline.errors import LocalProtocolError, SettingsError
 from pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Sampler, Statistic
 from pipeline.specs import BehaviorSpec
 from pipeline.unity import Unreadable, channels
+from pipeline.unity.columns import PlainGoals
 from pipeline.unity.conversation import PACKAGE, Conversation, Heard
 from pipeline.unity.server import Server
 
@@ -39,12 +40,14 @@ class Said:
         at: when.
         behaviors: new ones, by behavior id.
         reports: of its agents; none: it is ready for its first reset.
+        plain_goals: as the conversation has heard them.
         statistics: the game's own.
     """
 
     at: float
     behaviors: Mapping[str, BehaviorSpec] = field(default_factory=dict)
     reports: tuple[BehaviorReport, ...] = ()
+    plain_goals: Mapping[str, PlainGoals] = field(default_factory=dict)
     statistics: tuple[Statistic, ...] = ()
 
 
@@ -91,6 +94,7 @@ class Line:
         self._asked = False  # it waits for an answer of the loop's
         self._parting = False
         self._news: dict[str, BehaviorSpec] = {}
+        self._plain_goals: dict[str, PlainGoals] = {}
         self._statistics: list[Statistic] = []
         self._server = Server(player.port, self._called, self._broken, loop)
         self.port = self._server.port
@@ -182,6 +186,7 @@ class Line:
             self._send(answer)
             return
         self._news |= heard.behaviors
+        self._plain_goals |= heard.plain_goals
         self._statistics += heard.statistics
         if heard.reports or conversation.state == "ready":
             self._ask(heard.reports)
@@ -204,8 +209,14 @@ class Line:
 
     def _ask(self, reports: tuple[BehaviorReport, ...]) -> None:
         """Has somebody answer."""
-        said = Said(at=self._clock(), behaviors=self._news, reports=reports, statistics=tuple(self._statistics))
-        self._news, self._statistics, self._quiet_since = {}, [], None
+        said = Said(
+            at=self._clock(),
+            behaviors=self._news,
+            reports=reports,
+            plain_goals=self._plain_goals,
+            statistics=tuple(self._statistics),
+        )
+        self._news, self._plain_goals, self._statistics, self._quiet_since = {}, {}, [], None
         self._asked = True
         self._hear(said)
         if self._parting and self._asked:

@@ -309,7 +309,9 @@ class Simulators:
                 loop=asyncio.get_running_loop(),
             )
         except SettingsError as error:
-            raise RemoteProtocolError("specs", got=str(error), expected="a player", remedy="see above") from error
+            got, _, rest = str(error).removeprefix("got ").partition("; expected ")
+            expected, _, remedy = rest.partition("; ")
+            raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
     def _completed(self, peer: Peer) -> dict[str, int]:
         connection = self._stepper.connections.get(peer.key)
@@ -334,6 +336,10 @@ class Simulators:
         self._note_statistics(peer, said.statistics)
         if said.behaviors:
             self._add_behaviors(peer, said.behaviors)
+        for behavior, goals in said.plain_goals.items():
+            for name, kind in goals:
+                got = f"goal signal {name!r} of {behavior}, read as any other {kind}"
+                self._say("goal_not_conditioned_on", peer, got=got, expected="a goal signal of one axis (numbers)")
         if not said.reports:
             peer.unset = True
             self.begin()

@@ -3,7 +3,8 @@
     (UUID as Microsoft's GUIDs stand in memory, 16 bytes | int32 length | payload) *
 
 all little-endian. A text is an int32 length and ASCII. A channel that is not known is skipped, as is what a newer
-package may append to a payload.
+package may append to a payload. On the channel of training analytics (b664a4a9-d86f-5a5f-95cb-e8353a7e8356) nothing is
+said: it tells the package's telemetry what is trained and how, and a game plays the same without.
 """
 
 from __future__ import annotations

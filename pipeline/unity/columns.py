@@ -26,6 +26,9 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Places = NDArray[np.intp] | slice
 
+PlainGoals = tuple[tuple[str, str], ...]
+"""Goal signals that are read as any other image or list of entities: name and kind of each."""
+
 _READABLE: Final = "correct the behavior's sensors and actions: vectors, images, lists of entities, at least one action"
 _MASKS: Final = "mask choices of the branches that the behavior has, by the action spec it began with"
 _ONCE: Final = "let an agent ask for one decision in a step, and give every agent a Behavior Parameters of its own"
@@ -56,6 +59,7 @@ class Columns:
         spec: what its agents see and do.
         old: it speaks a version before 1.3 of the communication.
         waiting: [n] ids of the agents that the last report has decisions of, row by row.
+        plain_goals: those that it sees.
         ends_without_decision: ends left out, because the agent had not decided since its last end.
 
     Raises:
@@ -75,6 +79,9 @@ class Columns:
             raise fit_for_games(error, behavior_id, _READABLE) from error
         self.id = behavior_id
         self.old: bool = not brain.HasField("action_spec")
+        self.plain_goals: PlainGoals = tuple(
+            (sensor.spec.name, sensor.spec.kind) for sensor in known if sensor.plain_goal
+        )
         self.waiting: Ids = _NOBODY
         self.ends_without_decision = 0
         self._deciding = _Deciding()

@@ -24,7 +24,7 @@ from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statist
 from pipeline.specs import BehaviorSpec
 from pipeline.unity import RECORD_AGAIN, Unreadable
 from pipeline.unity.channels import statistics
-from pipeline.unity.columns import Columns
+from pipeline.unity.columns import Columns, PlainGoals
 from pipeline.unity.messages import SCHEMA, messages, parsed
 
 VERSION: Final = "1.5.0"
@@ -34,6 +34,7 @@ PACKAGE: Final = "1.1.0"
 """Version of ML-Agents' trainers whose behavior towards a game this is."""
 
 CAPABILITIES: Final = tuple(SCHEMA["UnityRLCapabilitiesProto"])
+"""All are told to the player, as it expects. What `trainingAnalytics` announces is never said (`channels.py`)."""
 
 State = Literal["calling", "introduced", "initialised", "ready", "playing", "deciding", "parting", "ended"]
 """`introduced`, `ready`, `deciding` and `parting` wait for the trainer; the others for the player."""
@@ -91,6 +92,7 @@ class Heard:
         introduction: in the first message only.
         behaviors: spec of each behavior id that appears for the first time, by id.
         reports: of behaviors with agents that want a decision or ended.
+        plain_goals: of new behaviors that have some, by id.
         statistics: the game's own numbers.
         farewell: why the player ends the conversation, as far as it says; None where it goes on.
     """
@@ -98,6 +100,7 @@ class Heard:
     introduction: Introduction | None = None
     behaviors: dict[str, BehaviorSpec] = field(default_factory=dict)
     reports: tuple[BehaviorReport, ...] = ()
+    plain_goals: dict[str, PlainGoals] = field(default_factory=dict)
     statistics: tuple[Statistic, ...] = ()
     farewell: str | None = None
 
@@ -258,7 +261,8 @@ class Conversation:
         for name in self._columns.keys() - reports.keys():
             self._columns[name].report(())
         told = tuple(report for report in reports.values() if report is not None)
-        return Heard(behaviors=new, reports=told, statistics=statistics(output.side_channel))
+        plain = {name: goals for name in new if (goals := self._columns[name].plain_goals)}
+        return Heard(behaviors=new, reports=told, plain_goals=plain, statistics=statistics(output.side_channel))
 
     def _begin(self, behavior: str, first: Any) -> Columns:
         brain = self._brains.get(behavior)

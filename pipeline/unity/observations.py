@@ -6,6 +6,8 @@ What a sensor of Unity is here:
     rank 2, first axis variable     entities
     rank 3                          image
 
+A goal signal of rank 2 or 3 is seen as any other list or image: networks here condition on goals that are vectors.
+
 Newer packages of Unity (from 3.0) send images as [channels, height, width], older ones as [height, width, channels]. No
 version number tells, the axes do: height and width are the two that allow a translation. Where the axes are not told,
 the package is so old that channels are last.
@@ -59,12 +61,14 @@ class Sensor:
         told: what each of its messages must repeat.
         channels_last: an image is [height, width, channels] in the file.
         sources: of a PNG image: for each channel, those of the files that it is the mean of.
+        plain_goal: it is a goal signal that is read as what it is beside that.
     """
 
     spec: ObservationSpec
     told: tuple[Any, ...]
     channels_last: bool
     sources: Sources
+    plain_goal: bool
 
 
 def decoded(encoded: Iterable[bytes]) -> list[Any]:
@@ -176,7 +180,8 @@ def _sensor(one: Any, name: str) -> Sensor:
     exact = packed and all(len(of_one) == 1 for of_one in sources)
     kind = _kind(one, shape, axes, name)
     spec = ObservationSpec(name=name, shape=shape, dtype="uint8" if exact else "float32", kind=kind)
-    return Sensor(spec=spec, told=_told(one), channels_last=channels_last, sources=sources)
+    plain_goal = one.observation_type == GOAL_SIGNAL and kind != "goal"
+    return Sensor(spec=spec, told=_told(one), channels_last=channels_last, sources=sources, plain_goal=plain_goal)
 
 
 def _kind(one: Any, shape: tuple[int, ...], axes: tuple[int, ...], name: str) -> ObservationKind:

@@ -20,6 +20,8 @@ from typing import Final
 from pipeline.errors import SettingsError
 from pipeline.unity.http2 import UNAVAILABLE, Connection, Violation, library
 
+HOST: Final = "127.0.0.1"
+"""A player is told a port and no address: it calls its own machine. Its protocol knows no keys."""
 PATH: Final = "/communicator_objects.UnityToExternalProto/Exchange"
 
 _LARGEST: Final = 256 * 2**20
@@ -37,22 +39,22 @@ _RETRY_S: Final = 1.0
 """After the system had no room for a connection."""
 
 
-def taken(port: int, host: str) -> SettingsError:
+def taken(port: int) -> SettingsError:
     """What is said of a port that is not free."""
     return SettingsError(
-        f"got port {port} on {host}, which is not free; expected one on which a Unity player can call; "
+        f"got port {port} on {HOST}, which is not free; expected one on which a Unity player can call; "
         "stop what uses it, or choose another with --base-port"
     )
 
 
-def check_free(port: int, host: str = "127.0.0.1") -> None:
+def check_free(port: int) -> None:
     """Finds out early what a server would find out later.
 
     Raises:
         SettingsError: the port is not free, or a library is not installed.
     """
     library()
-    _listen(port, host).close()
+    _listen(port).close()
 
 
 class Server:
@@ -63,7 +65,6 @@ class Server:
         called: gets each message; `answer` answers it, sooner or later.
         broken: called when the player has broken off a call that was not answered.
         loop: on which all of this happens.
-        host: to listen on.
 
     Attributes:
         port: on which it listens.
@@ -78,7 +79,6 @@ class Server:
         called: Callable[[bytes], None],
         broken: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
-        host: str = "127.0.0.1",
     ) -> None:
         library()
         self._called = called
@@ -87,7 +87,7 @@ class Server:
         self._lines: list[_Line] = []  # oldest first
         self._player: _Line | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
-        self._listener = _listen(port, host)
+        self._listener = _listen(port)
         self.port: int = self._listener.getsockname()[1]
         self._listen()
 
@@ -253,10 +253,10 @@ class _Line:
         self._server.lost(self)
 
 
-def _listen(port: int, host: str) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, port))
+        listener = socket.create_server((HOST, port))
     except OSError as error:
-        raise taken(port, host) from error
+        raise taken(port) from error
     listener.setblocking(False)
     return listener

@@ -151,14 +151,16 @@ def test_restarts_are_limited_as_the_settings_say(
 # ---------------------------------------------------------------- runs that learn
 
 
-def finished(training: Training, behavior: str, count: int) -> None:
+def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -> None:
     """A run that completed: books balance, the simulators counted the same steps, each player was told to quit."""
     assert training.end() == 0, "\n".join(training.lines)
     result = training.summary
-    books = result["behaviors"][behavior]["books"]
+    names = (behaviors,) if isinstance(behaviors, str) else behaviors
+    books = [result["behaviors"][name]["books"] for name in names]
     assert result["status"] == "completed"
-    assert balanced(books), books
-    assert (books["lost"], books["produced"]) == (0, training.simulator_steps())
+    assert all(map(balanced, books)), books
+    assert not any(one["lost"] for one in books)
+    assert sum(one["produced"] for one in books) == training.simulator_steps()
     assert not [entry for entry in training.log() if entry["event"] == "failed"]
     for number in range(count):
         assert "quit: quit" in (training.directory / "run_logs" / f"Player-{number}.log").read_text()
@@ -221,6 +223,36 @@ def test_one_player_and_four_learn_goal_and_hear_what_the_run_says(tmp_path: Pat
         ("wind", "uniform", (1.0, 2.0))
     }
     assert {path.name for path in (runs[1].directory / "run_logs").iterdir()} == {"Player-0.log", "Player-0.out"}
+
+
+SMALL = {
+    "trainer_type": "poca",
+    "hyperparameters": {"batch_size": 32, "buffer_size": 128, "num_epoch": 1},
+    "network_settings": {"hidden_units": 16, "num_layers": 1, "vis_encode_type": "match3"},
+    "max_steps": 600,
+    "time_horizon": 16,
+    "summary_freq": 200,
+}
+SELF_PLAY = {"save_steps": 100, "swap_steps": 100, "team_change": 200, "window": 3}
+
+
+@pytest.mark.slow
+def test_teams_against_each_other_and_a_behavior_that_appears_late(tmp_path: Path) -> None:
+    """Self-play of groups; and one of everything, with images, masks and a second learner whose agents come later."""
+    soccer = executable(tmp_path, "--game", "soccer", "--areas", "2", "--max-steps", "25", name="Soccer")
+    zoo = executable(tmp_path, "--game", "zoo", "--areas", "2", "--late-after", "40", name="Zoo")
+    both = {"behaviors": {"Zoo": SMALL, "Late": {**SMALL, "trainer_type": "ppo", "max_steps": 150}}}
+    teams = settings(tmp_path, "SoccerTwos", own={**SMALL, "self_play": SELF_PLAY}, name="soccer.yaml")
+    late = settings(tmp_path, "Zoo", name="zoo.yaml", **both)
+    played = train(tmp_path, teams, soccer, 1, "--in-process", run_id="soccer")
+    trained = train(tmp_path, late, zoo, 1, "--in-process", run_id="zoo")
+    finished(played, "SoccerTwos", 1)
+    books = played.summary["behaviors"]["SoccerTwos"]["books"]
+    assert (books["trained"] >= 600, books["ghost"] > 200) == (True, True)
+    assert not any(line["means"]["Environment/Group Cumulative Reward"] for line in intervals(played, "SoccerTwos"))
+    finished(trained, ("Zoo", "Late"), 1)
+    assert trained.summary["behaviors"]["Late"]["steps"] >= 150
+    assert last_of(trained, "Zoo", "group_reward") == 2  # 0.5 and 0.5 for those that end before, and 1 for the last
 
 
 # ---------------------------------------------------------------- runs with players that fail

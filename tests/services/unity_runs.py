@@ -37,7 +37,7 @@ def settings(
     name: str = "config.yaml",
     **top: Any,
 ) -> str:
-    """Writes a configuration as ML-Agents has them, with the little that is ours; its path."""
+    """Writes a configuration as ML-Agents has them, with the little that is ours; its path. `top` may name others."""
     plain = {"behaviors": {behavior: dict(own)}, "pipeline": {"mode": mode, "restarts": {"backoff_s": 0.1}}, **top}
     (folder / name).write_text(yaml.safe_dump(plain))
     return str(folder / name)

@@ -28,6 +28,7 @@ Spaces = dict[str, dict[str, Any]]
 
 STEP_SIZE = 0.2
 WIDTH, HEIGHT, LANES = 6, 4, 3
+RAYS, RUNNER, CHASER = 21, 48, 12
 KINDS: dict[str, tuple[Spaces, Spaces]] = {
     "walker": ({"obs": {"size": [1], "space": "box"}}, {"move": {"size": 1, "action_type": "continuous"}}),
     "hopper": (
@@ -42,6 +43,19 @@ KINDS: dict[str, tuple[Spaces, Spaces]] = {
             "turn": {"size": 1, "action_type": "continuous"},
             "jump": {"size": 2, "action_type": "discrete"},
         },
+    ),
+    # As the published games have them: BallChase, and the two policies of MultiAgentSimple.
+    "ball": (
+        {"obs": {"size": [RAYS], "space": "box"}},
+        {"move": {"size": 2, "action_type": "continuous"}},
+    ),
+    "runner": (
+        {"obs": {"size": [RUNNER], "space": "box"}},
+        {"movement": {"size": 2, "action_type": "continuous"}},
+    ),
+    "chaser": (
+        {"obs": {"size": [CHASER], "space": "box"}},
+        {"movement": {"size": 1, "action_type": "continuous"}},
     ),
 }
 BYTES = {
@@ -61,21 +75,33 @@ class Agent:
         self._source = source
         self._late = late
         self._over = False
+        self._goals = [-1, 1]
         self.begin()
 
     def begin(self) -> None:
         places = sum(head["size"] if head["action_type"] == "continuous" else 1 for head in self.done.values())
         self.positions = [0.0] * places
-        self.goal = self._source.choice([-1, 1])
+        self.goal = self._source.choice(self._goals)
         self.age = 0
         self._over = False
 
     def observe(self) -> dict[str, Any]:
         if self.kind == "walker":
             return {"obs": [self.goal]}
+        if self.kind in ("ball", "runner", "chaser"):
+            size: int = self.seen["obs"]["size"][0]
+            return {"obs": [self.goal, *self.positions, *[0.0] * (size - 1 - len(self.positions))]}
         if self.kind == "hopper":
             return {"obs": [self.goal, self.age / 100], "lane": self.age % LANES}
         return {"empty": [], "camera_2d": picture(self.goal, self.age)}
+
+    def called(self, method: str) -> Any:
+        """What a method returns; None where it returns nothing, or there is none."""
+        if method == "get_obs_space":
+            return self.seen
+        if method == "face_left":
+            self._goals = [-1]
+        return None
 
     def act(self, action: dict[str, Any]) -> tuple[float, bool]:
         """Moves; the reward, and whether the episode has ended."""
@@ -181,6 +207,8 @@ class Game:
                 self.say({"type": "reset", "obs": [agent.observe() for agent in self.agents]})
             elif message["type"] == "action":
                 self.say(self.frame(message["action"]))
+            elif message["type"] == "call":
+                self.say({"type": "call", "returns": [agent.called(message["method"]) for agent in self.agents]})
             else:
                 raise AssertionError(message)
         sys.stdout.write(f"heard {self.actions} actions and {message}\n")

@@ -25,6 +25,7 @@ from pipeline.simulation import godot
 from pipeline.simulation.compliance_steps import Watch
 from pipeline.simulation.compliance_trial import random_actions
 from pipeline.simulation.godot import GodotGame, make_godot
+from pipeline.simulation.player import PlayerFailed
 from pipeline.simulation.registry import make
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -54,8 +55,8 @@ def knowing(report: BehaviorReport) -> BehaviorActions:
     assert report.decisions is not None
     seen = report.decisions.observations[0]
     goals = seen[:, 0] if seen.ndim == 2 else np.where(seen[:, 1].any((1, 2)), 1, -1)
-    widths = {"walker": (1, 0), "hopper": (0, 1), "seer": (3, 2), "Godot": (1, 0)}
-    continuous, branches = widths[report.behavior.partition("?")[0]]
+    widths = {"walker": (1, 0), "hopper": (0, 1), "seer": (3, 2), "runner": (2, 0), "chaser": (1, 0)}
+    continuous, branches = widths.get(report.behavior.partition("?")[0], (2 if seen.shape[1:] == (21,) else 1, 0))
     return BehaviorActions(
         behavior=report.behavior,
         agents=report.decisions.agents,
@@ -108,6 +109,77 @@ def test_a_game_with_one_policy_takes_the_behavior_that_is_asked_for(
     opened: Open, options: dict[str, Any], name: str
 ) -> None:
     assert list(opened(behavior=name, **options).behaviors()) == [name if "?" in name else f"{name}?team=0"]
+
+
+PUBLISHED = {
+    "BallChase": ({"generation": 1, "kinds": "ball", "agents": 16}, {"Godot?team=0": (21, 2, list(range(16)))}),
+    "MultiAgentSimple": (
+        {"kinds": "runner,chaser", "agents": 32},
+        {"runner?team=0": (48, 2, list(range(0, 32, 2))), "chaser?team=0": (12, 1, list(range(1, 32, 2)))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_games_have_their_spaces_and_are_played_to_their_goals(opened: Open, name: str) -> None:
+    """Sixteen agents of the first generation; two policies in turn, whose heads of one name have other sizes."""
+    options, expected = PUBLISHED[name]
+    game = opened(env_seed=3, **options)
+    assert game.behaviors() == {
+        behavior: BehaviorSpec(
+            observations=(ObservationSpec(name="obs", shape=(size,)),), actions=ActionSpec(continuous=moves)
+        )
+        for behavior, (size, moves, _) in expected.items()
+    }
+    frames = play(game, 6)
+    for frame in frames:
+        assert {one.behavior: one.decisions.agents.tolist() for one in frame} == {
+            behavior: agents for behavior, (*_, agents) in expected.items()
+        }
+    for behavior, (_, moves, agents) in expected.items():
+        mine = [report for frame in frames for report in frame if report.behavior == behavior]
+        seen = [one.decisions.observations[0] for one in mine]
+        for at, column in enumerate(seen[:5]):  # a fifth of the way with each action
+            assert np.allclose(column[:, 1 : 1 + moves], 0.2 * at * column[:, :1])
+            assert not column[:, 1 + moves :].any()
+        assert [one.ends is None for one in mine] == [True] * 5 + [False, True]
+        assert mine[5].ends.agents.tolist() == agents
+        assert np.allclose(mine[5].ends.rewards, 1.06)
+
+
+def test_methods_of_the_agents_are_called_before_the_first_reset(
+    opened: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, in their order; what they return is said, equal values once; later ones may be called at any time."""
+    game = opened(kinds="runner,chaser", agents=20, call="face_left, get_obs_space")
+    (first, second) = game.reset({}, None)
+    for report in (first, second):
+        assert report.decisions is not None
+        assert (report.decisions.observations[0][:, 0] == -1).all()
+    assert capsys.readouterr().err.splitlines() == [
+        "Godot game 0: face_left of 20 agents returned null",
+        'Godot game 0: get_obs_space of 20 agents returned {"obs": {"size": [48], "space": "box"}}, '
+        '{"obs": {"size": [12], "space": "box"}}',
+    ]
+    game.reset({}, None)
+    assert capsys.readouterr().err == ""
+    game.step({report.behavior: knowing(report) for report in (first, second)})
+    assert game.call("nothing") == [None] * 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("type=1", "an answer of type 1 where 'call' was due"),
+        ("returns=[1]", "1 entries as 'returns' of 4 agents.*correct twice of the agents' controllers"),
+        ("hang_up", "the end of the connection by the game"),
+    ],
+)
+def test_a_call_that_goes_wrong_names_the_game_and_the_phase(opened: Open, fault: str, expected: str) -> None:
+    """Before the first reset the game is initialised."""
+    game = opened(fault=fault, at=1, call="twice")
+    with pytest.raises(PlayerFailed, match=f"Godot game 0, initialised: {expected}"):
+        game.reset({}, None)
 
 
 def test_actions_reach_the_agent_and_head_that_they_are_for(opened: Open) -> None:
@@ -314,6 +386,7 @@ def test_the_program_may_be_a_folder_of_macos_or_on_the_path(
         ({"show_window": True}, "expected 'headless'"),
         ({"seed": 3}, "expected 'env_seed'"),
         ({"arguments": "--level 'two"}, "as a shell splits them"),
+        ({"call": "set_level(2)"}, "expected names of methods"),
         ({"kinds": ALL, "behavior": "One"}, "the policies hopper, seer, walker"),
     ],
 )

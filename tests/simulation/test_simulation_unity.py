@@ -21,6 +21,7 @@ from unity_bridge import (
     play,
     player_by_hand,
     step,
+    with_goal_camera,
     zeros,
 )
 from unity_player_peer import Background, Message
@@ -400,3 +401,21 @@ def test_actions_for_nobody_are_this_sides_fault(bridges: Bridges) -> None:
 
 def _fields(told: BehaviorActions) -> dict[str, Any]:
     return {name: getattr(told, name) for name in ("agents", "continuous", "discrete")}
+
+
+def test_a_goal_that_is_a_picture_is_told_of(bridges: Bridges, capsys: pytest.CaptureFixture[str]) -> None:
+    """When its behavior is new; networks see it, and are not conditioned on it."""
+    unity, doll = bridges.by_hand()
+    waiting = doll.meanwhile(lambda: unity.reset({}, 7))
+    doll.ask(introduction())
+    doll.ask(message())
+    doll.open = doll.call(with_goal_camera(agents(known=True)))
+    frame = waiting.result(LONG_S)
+    assert [one.kind for one in unity.behaviors()["Doll?team=0"].observations] == ["vector", "image"]
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "goal" in line)
+    assert line.startswith("the Unity editor: goal signal 'GoalCamera' of Doll?team=0 is read as any other image")
+    going = doll.meanwhile(lambda: step(unity, frame))
+    doll.open.result(LONG_S)
+    doll.open = doll.call(with_goal_camera(agents()))
+    going.result(LONG_S)
+    assert "goal" not in capsys.readouterr().err

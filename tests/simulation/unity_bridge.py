@@ -191,6 +191,15 @@ def introduction(version: str = "1.5.0") -> Any:
     return made
 
 
+def with_goal_camera(made: Any) -> Any:
+    """The message, whose agents see their goal in a picture too."""
+    for one in made.unity_output.rl_output.agentInfos["Doll?team=0"].value:
+        seen = one.observations.add(shape=[3, 20, 20], dimension_properties=[1, 2, 2], name="GoalCamera")
+        seen.observation_type = 1
+        seen.float_data.data.extend([0.5] * 1200)
+    return made
+
+
 def agents(*, known: bool = False, count: int = 1, seen: float = 0.5) -> Any:
     """A message with agents that want a decision. Args: known: the behavior is told of, too."""
     made = message()

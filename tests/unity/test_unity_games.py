@@ -229,6 +229,26 @@ def test_lists_of_entities_and_goals_keep_their_kinds(begun: Begin) -> None:
     np.testing.assert_array_equal(heard.reports[0].decisions.observations[0], entities)
 
 
+def test_goals_that_are_no_vectors_are_told_of(begun: Begin) -> None:
+    """With their behavior's first agents, by name and kind; they are what they would be without."""
+    picture, entities = np.zeros((3, 4, 5), np.float32), np.zeros((6, 2), np.float32)
+    agent = writer.agent(
+        [
+            writer.vector([0.0, 1.0], name="number", goal=True),
+            writer.floats(picture, CHW, name="picture", goal=True),
+            writer.floats(entities, [VARIABLE, NONE], name="list", goal=True),
+            writer.floats(picture, CHW, name="camera"),
+        ]
+    )
+    conversation = begun()
+    heard = conversation.hear(writer.output({"B": [agent]}, [writer.brain("B", 1)]))
+    assert heard.plain_goals == {"B": (("picture", "image"), ("list", "entities"))}
+    kinds = [one.kind for one in heard.behaviors["B"].observations]
+    assert kinds == ["goal", "image", "entities", "image"]
+    conversation.step([told(heard.reports[0], heard.behaviors["B"], np.random.default_rng(0))])
+    assert conversation.hear(writer.output({"B": [agent]})).plain_goals == {}
+
+
 def test_behaviors_may_appear_late_and_their_agents_later(begun: Begin) -> None:
     """Parameters first, agents in another message; until then there is nothing to answer."""
     conversation = begun()

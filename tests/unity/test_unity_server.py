@@ -150,6 +150,13 @@ def port() -> Iterator[Port]:
         yield Port(loop, stack)
 
 
+def test_only_this_machine_can_call(port: Port) -> None:
+    """On 127.0.0.1, and no other address of its own either."""
+    assert port.server._listener.getsockname() == ("127.0.0.1", port.server.port)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port.server.port)).close()
+
+
 def test_a_player_whose_connection_ended_may_connect_anew(port: Port) -> None:
     """Between two calls nothing is lost by that. So may another, once the first has gone."""
     for _ in range(3):
