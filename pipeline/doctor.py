@@ -23,6 +23,8 @@ LONGEST_SOCKET: Final = 107
 """Bytes of the path of a Unix socket."""
 
 _GIB: Final = 2**30
+_PUBLIC: Final = (".public", ".pem", ".yaml")
+"""Files of a folder of keys that others may read; reading them refuses only what others can change."""
 _REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)\s*(?:>=\s*(?P<floor>[\d.]+))?[^;]*(?:;(?P<marker>.*))?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 
@@ -95,8 +97,10 @@ def numbers(version: str) -> tuple[int, ...]:
 # ---------------------------------------------------------------- where things listen
 
 
-def port(what: str, host: str, number: int, proc: Path = Path("/proc")) -> Row:
-    """Whether somebody can listen at a port, and who does if not."""
+def port(
+    what: str, host: str, number: int, proc: Path = Path("/proc"), *, other: str = "choose another port (0 for any)"
+) -> Row:
+    """Whether somebody can listen at a port, and who does if not; `other` is what helps beside stopping him."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,9 +109,19 @@ def port(what: str, host: str, number: int, proc: Path = Path("/proc")) -> Row:
         except OSError as error:
             by = listener(number, proc)
             got = f"{host}:{number} is not free: {error.strerror}" + (f"; {by} listens there" if by else "")
-            remedy = "stop what uses it, or choose another port (0 for any)"
+            remedy = f"stop what uses it, or {other}"
             return Row(what=what, state="bad", got=got, expected="a free port", remedy=remedy)
     return Row(what=what, state="ok", got=f"{host}:{number} is free")
+
+
+def ours(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def listener(number: int, proc: Path = Path("/proc")) -> str:
@@ -214,18 +228,24 @@ def room(what: str, free: int, *, writable: bool, enough: int, least: int) -> Ro
 
 
 def private(folder: Path) -> Iterator[Row]:
-    """The folder of keys: nobody else may read it."""
+    """The folder of keys: nobody else may change it, or read a secret."""
     if not folder.is_dir():
         got = f"{folder}, which is not there"
         yield Row(what="keys", state="bad", got=got, expected="a folder of keys", remedy=f"sparring keys {folder}")
         return
-    found = [path for path in (folder, *sorted(folder.rglob("*"))) if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    found = [path for path in (folder, *sorted(folder.rglob("*"))) if _open_to_others(path)]
     for path in found:
         mode = "700" if path.is_dir() else "600"
         got = f"{path} with mode {stat.S_IMODE(path.stat().st_mode):o}"
         yield Row(what="keys", state="bad", got=got, expected=f"mode {mode}", remedy=f"chmod {mode} {path}")
     if not found:
-        yield Row(what="keys", state="ok", got=f"{folder}, which only its owner can read")
+        got = f"{folder}, of which only its owner can read the secrets and change anything"
+        yield Row(what="keys", state="ok", got=got)
+
+
+def _open_to_others(path: Path) -> bool:
+    public = path.is_dir() or path.suffix in _PUBLIC
+    return bool(path.stat().st_mode & (0o022 if public else 0o077))
 
 
 def quota_of(cgroup: Path) -> tuple[float | None, int | None]:

@@ -36,15 +36,28 @@ class Rotating:
             OSError: it can not be written.
         """
         data = line.encode()
+        self.make_way(len(data))
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def make_way(self, more: int) -> None:
+        """Puts the file aside where `more` bytes would make it too large.
+
+        Raises:
+            OSError: it can not be moved.
+        """
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size and size + len(data) > self._most_bytes:
+        if size and size + more > self._most_bytes:
             make_room(self.path, self._kept)
             if self._kept:
                 self.path.replace(_aside(self.path, 1))
             else:
                 self.path.unlink()
-        with self.path.open("ab") as file:
-            file.write(data)
+
+    def parts(self) -> list[Path]:
+        """What is there of it, the oldest first."""
+        paths = [*(_aside(self.path, number) for number in range(self._kept, 0, -1)), self.path]
+        return [path for path in paths if path.exists()]
 
 
 def make_room(path: Path, kept: int) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from pipeline import doctor
 from pipeline.doctor import Row
-from pipeline.errors import FAILED
+from pipeline.errors import FAILED, SettingsError
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -209,16 +209,71 @@ def _endpoints(settings: Settings) -> Iterator[Row]:
         if parts.scheme == "unix":
             path = Path(parts.path if not number else f"{parts.path}.{number}")
             yield doctor.socket_path("pipeline.address", path)
-        elif parts.port:
+        elif parts.port and not pipeline.hosts:
             yield doctor.port("pipeline.address", parts.hostname or "127.0.0.1", parts.port + number)
-    if pipeline.transport != "tcp" and os.name == "posix":
+    if pipeline.hosts:
+        yield from _between_machines(settings)
+    elif pipeline.transport != "tcp" and os.name == "posix":
         yield doctor.socket_path("sockets of services", Path(tempfile.gettempdir()) / "sparring-12345678.99")
+    for what, port in _games(settings):
+        yield doctor.port(what, "127.0.0.1", port, other="choose another with the option port or --base-port")
+
+
+def _between_machines(settings: Settings) -> Iterator[Row]:
+    """The numbered ports on which a run on several machines listens, of the addresses that are this machine's."""
+    what = "ports between machines"
+    try:
+        wanted = _numbered(settings)
+    except (ImportError, SettingsError) as error:
+        remedy = "mend that first: until then it is not known which ports there are"
+        yield Row(what=what, state="bad", got=str(error), expected="libraries and keys of a run", remedy=remedy)
+        return
+    addresses = list(dict.fromkeys(host for host, _ in wanted))
+    here = [host for host in addresses if doctor.ours(host)]
+    if not here:
+        got = f"none of {', '.join(addresses)} is an address of this machine"
+        remedy = "ask the doctor there too, or correct pipeline.hosts"
+        yield Row(what=what, state="warn", got=got, expected="a machine of pipeline.hosts", remedy=remedy)
+    for host in here:
+        ports = sorted(number for one, number in wanted if one == host)
+        rows = [doctor.port(what, host, number, other="set pipeline.port to another first one") for number in ports]
+        got = f"{host}: the {len(ports)} from {ports[0]} to {ports[-1]} are free"
+        yield from [row for row in rows if row.state != "ok"] or [Row(what=what, state="ok", got=got)]
+
+
+def _numbered(settings: Settings) -> list[tuple[str, int]]:
+    """Addresses and ports of all machines of a run."""
+    from services.ports import Ports
+    from services.topology import build
+
+    class Unasked(Ports):
+        """Takes every port that is wanted for free."""
+
+        def find(self, host: str, wanted: int = 0) -> int:
+            del host
+            return wanted
+
+    made = build(settings, None, Unasked(), run_id="doctor", directory=Path(), seed=0)
+    parts = [urlsplit(address) for address in (*made.run.addresses.values(), *made.endpoints.values())]
+    return [(one.hostname, one.port) for one in parts if one.scheme == "tcp" and one.hostname and one.port]
+
+
+def _games(settings: Settings) -> Iterator[tuple[str, int]]:
+    """Ports on which the run waits for games on this machine; those of builds count up with the simulators' numbers."""
+    from pipeline.settings.hosts import main
+    from pipeline.simulation.godot import PORT
+    from pipeline.simulation.unity_build import BUILD_PORT, EDITOR_PORT
+
+    number = 0
     for one in settings.launched:
-        if one.name == "unity":
-            own = settings.env_settings
-            first = own.base_port if own.env_path is not None else 5004
-            for number in range(one.count):
-                yield doctor.port("port of a Unity player", "127.0.0.1", first + number)
+        launched = "path" in one.options
+        usual = {"unity": BUILD_PORT if launched else EDITOR_PORT, "godot": PORT}.get(one.name or "", 0)
+        port = int(one.options.get("port", usual)) if usual else 0
+        anywhere = one.name == "godot" and launched and port == PORT  # where it is taken, such a game gets another
+        if port and not anywhere and one.host in (None, main(settings.pipeline.hosts)):
+            what = "port of a Unity player" if one.name == "unity" else "port of a Godot game"
+            yield from ((what, port + at) for at in (range(number, number + one.count) if launched else (0,)))
+        number += one.count
 
 
 def _programs(settings: Settings) -> Iterator[Row]:

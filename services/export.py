@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         default="onnx",
-        help="onnx for Unity (default), torchscript for PyTorch (a program of torch.export), safetensors for weights",
+        help="onnx for Unity (default); torchscript or torch_export for PyTorch; safetensors for weights alone",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: that of the run)")
     parser.add_argument("--attached", action="store_true", help="end at once when standard input closes")

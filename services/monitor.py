@@ -7,8 +7,8 @@
 | waits for | news on a board; the next second; its stop |
 | unblocked by | every service, about once a second |
 
-Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s; the
-oldest go), `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
+Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s), of both
+the oldest go; `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
 `BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
 
 Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
@@ -75,7 +75,7 @@ class RunInfo:
         patience_s: seconds after which a behavior gets a line although no interval has ended.
         sinks: services at the end of the flow, whose waiting is judged.
         stall_timeout_s: seconds without a move that make a stall.
-        log_bytes: of `services.jsonl`, which is put aside then; `logs_kept` of these are kept.
+        log_bytes: of `services.jsonl` and `metrics.jsonl`, which are put aside then; `logs_kept` of each are kept.
     """
 
     run_id: str

@@ -103,6 +103,7 @@ def test_services_import_no_services_but_the_topology() -> None:
             "services.ports",
         },
         "machines.py": {"services.topology", "services.hosts", "services.ports"},
+        "doctor.py": {"services.topology", "services.ports"},
         "join.py": {"services.topology", "services.hosts", "services.exports", "services.ports"},
         "train.py": {"services.topology", "services.check", "services.launch", "services.players"},
         "tournament.py": {

@@ -1,4 +1,4 @@
-"""Trained policies as files for other programs: ONNX for a game, a program for PyTorch, or weights alone.
+"""Trained policies as files for other programs: ONNX for a game, two forms for PyTorch, or weights alone.
 
 A file is written only after what is to be in it has been loaded, run and compared with the network: whatever goes
 wrong, an earlier export of the same name stays as it is, and a wrong one is never seen.
@@ -27,11 +27,16 @@ from pipeline.learning.export_policy import (
 
 __all__ = ["FORMATS", "SUFFIXES", "ExportError", "Exported", "Format", "export"]
 
-Format = Literal["onnx", "torchscript", "safetensors"]
+Format = Literal["onnx", "torchscript", "torch_export", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
-SUFFIXES: Final[dict[Format, str]] = {"onnx": ".onnx", "torchscript": ".pt2", "safetensors": ".safetensors"}
-"""Of the files. What `torchscript` writes is a program of `torch.export`, which has taken TorchScript's place."""
+SUFFIXES: Final[dict[Format, str]] = {
+    "onnx": ".onnx",
+    "torchscript": ".pt",
+    "torch_export": ".pt2",
+    "safetensors": ".safetensors",
+}
+"""Of the files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +114,11 @@ def _onnx(policy: TrainedPolicy) -> tuple[bytes, float]:
     return content, compare(policy, load_onnx(content))
 
 
+def _torchscript(policy: TrainedPolicy) -> tuple[bytes, float]:
+    content = program.torchscript(policy)
+    return content, compare(policy, program.load_torchscript(content))
+
+
 def _program(policy: TrainedPolicy) -> tuple[bytes, float]:
     content = program.torch_program(policy)
     return content, compare(policy, partial(program.run_program, content))
@@ -120,6 +130,7 @@ def _weights(policy: TrainedPolicy) -> tuple[bytes, float]:
 
 _WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, float]]]] = {
     "onnx": _onnx,
-    "torchscript": _program,
+    "torchscript": _torchscript,
+    "torch_export": _program,
     "safetensors": _weights,
 }

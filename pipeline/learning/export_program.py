@@ -1,13 +1,16 @@
-"""A policy for PyTorch without this package: as a program, or as weights alone.
+"""A policy for PyTorch without this package: as TorchScript, as a program of `torch.export`, or as weights alone.
 
-The program is one of `torch.export`. TorchScript, which had this place, is deprecated: PyTorch warns at each use of
-`torch.jit.trace` and names `torch.export` as what follows it.
+`torch.jit.load` and libtorch read the first and no other. PyTorch calls it deprecated and names `torch.export` as what
+follows it, but still has all of it.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
@@ -74,7 +77,7 @@ class Program(nn.Module):
         """Means and logits, and the memory after them."""
         given = [inputs[observation_name(at)] for at in range(self._observations)]
         vectors = [one for at, one in enumerate(given) if at not in self._others]
-        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((len(given[0]), 0))
+        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
         encoder, body = self.actor.encoder, self.actor.recurrent
         rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))
         if body is None:
@@ -100,6 +103,48 @@ class Program(nn.Module):
         }
 
 
+def torchscript(policy: TrainedPolicy) -> bytes:
+    """The content of a file of TorchScript (`.pt`).
+
+    Raises:
+        ExportError: the policy needs what a game does not give to a model.
+    """
+    refuse_what_nobody_feeds(policy)
+    content = io.BytesIO()
+    with _deprecated(), torch.no_grad():
+        # Not strict: it returns a dictionary. Not checked by PyTorch, which would compare actions that are drawn.
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            Program(policy).eval(), (_example(policy),), strict=False, check_trace=False
+        )
+        torch.jit.save(traced, content)
+    return content.getvalue()
+
+
+def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
+    """What the TorchScript in a file does, as a function of inputs by name."""
+    with _deprecated():
+        module = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            found = module({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
+        return {name: one.numpy() for name, one in found.items()}
+
+    return run
+
+
+@contextmanager
+def _deprecated() -> Iterator[None]:
+    """Without PyTorch's warnings that TorchScript is deprecated, which whoever asks for it knows by name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        yield
+
+
+def _example(policy: TrainedPolicy) -> dict[str, Tensor]:
+    return {name: torch.zeros(_ROWS, *shape) for name, shape in policy.inputs.items()}
+
+
 def torch_program(policy: TrainedPolicy) -> bytes:
     """The content of a file of `torch.export` (`.pt2`).
 
@@ -107,7 +152,7 @@ def torch_program(policy: TrainedPolicy) -> bytes:
         ExportError: the policy needs what a game does not give to a model.
     """
     refuse_what_nobody_feeds(policy)
-    example = {name: torch.zeros(_ROWS, *shape) for name, shape in policy.inputs.items()}
+    example = _example(policy)
     batch = torch.export.Dim("batch")
     with torch.no_grad():
         program = torch.export.export(

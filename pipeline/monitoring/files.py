@@ -23,8 +23,8 @@ class RunFiles:
     Args:
         folder: of the run; exists.
         time_s: seconds since the epoch at which this monitor started.
-        most_bytes: of `services.jsonl`, which is put aside then.
-        kept: how many of these are kept.
+        most_bytes: of `services.jsonl` and of `metrics.jsonl`, which are put aside then.
+        kept: how many of each are kept.
     """
 
     def __init__(self, folder: Path, time_s: float, most_bytes: int = 16 * 2**20, kept: int = 3) -> None:
@@ -32,16 +32,18 @@ class RunFiles:
         self._events_name = f"events.out.tfevents.{int(time_s):010d}.{platform.node()}.{os.getpid()}"
         self._steps: dict[str, int] = {}
         self._services = Rotating(folder / "services.jsonl", most_bytes, kept)
-        self._lines = folder / "metrics.jsonl"
-        with self._lines.open("ab+") as file:
+        self._intervals = Rotating(folder / "metrics.jsonl", most_bytes, kept)
+        with self._intervals.path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # an earlier monitor died in mid-line
                     file.write(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a line to `metrics.jsonl`: as many as `summary_freq` asks for, all of which are kept."""
-        append(self._lines, f"{to_json(record)}\n".encode())
+        """Adds a line to `metrics.jsonl`: they come as `summary_freq` asks for, and old ones go."""
+        data = f"{to_json(record)}\n".encode()
+        self._intervals.make_way(len(data))
+        append(self._intervals.path, data)
 
     def append_service(self, record: Mapping[str, Any]) -> None:
         """Adds a line to `services.jsonl`: they come as long as the run lasts, and old ones go."""
@@ -71,16 +73,17 @@ class RunFiles:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def draw(self, title: str) -> None:
-        """Writes `curves.png` from the intervals in `metrics.jsonl`."""
-        data = curves.picture(curves.lineages(self._intervals()), title)
+        """Writes `curves.png` from the intervals in `metrics.jsonl` and in those that were put aside."""
+        data = curves.picture(curves.lineages(self._told_intervals()), title)
         (self._folder / "curves.png").write_bytes(data)
 
-    def _intervals(self) -> Iterator[Mapping[str, Any]]:
-        with self._lines.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                record = _whole(line) if line.startswith(_INTERVAL) else None
-                if record is not None:
-                    yield record
+    def _told_intervals(self) -> Iterator[Mapping[str, Any]]:
+        for path in self._intervals.parts():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    record = _whole(line) if line.startswith(_INTERVAL) else None
+                    if record is not None:
+                        yield record
 
 
 def _whole(line: str) -> Mapping[str, Any] | None:

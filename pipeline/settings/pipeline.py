@@ -95,7 +95,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         capacities: of the queues.
         stall_timeout_s: seconds without progress after which a stall is reported; `stall_timeout` is the same.
         stalls: how often that may happen.
-        logs: bounds of logs, of what simulators write, and of `services.jsonl`.
+        logs: bounds of logs, of what simulators write, of `services.jsonl` and `metrics.jsonl`.
         restarts: of services that failed.
         torch_threads: in each process.
         leave_cores_to_learners: assembly, coordination and monitor keep off as many processor cores as the learners

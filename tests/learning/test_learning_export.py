@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from pipeline.actions import to_environment
 from pipeline.errors import CheckpointError
-from pipeline.learning import export_layers, export_packages
+from pipeline.learning import export_layers, export_packages, export_program
 from pipeline.learning.export import SUFFIXES, ExportError, export, load_onnx
 from pipeline.learning.export_check import random_inputs
 from pipeline.learning.export_policy import trained_policy
@@ -303,7 +303,7 @@ def test_a_choice_that_the_masks_forbid_is_refused(tmp_path, monkeypatch, operat
 
 def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(tmp_path):
     checkpoint = checkpoint_of(((VECTOR,), HYBRID, {"previous_action": True}))
-    for kind in ("onnx", "torchscript"):
+    for kind in ("onnx", "torchscript", "torch_export"):
         with pytest.raises(ExportError, match="previous_action"):
             export(checkpoint, [tmp_path / "Goal"], kind)
     assert not list(tmp_path.iterdir())
@@ -354,18 +354,40 @@ def test_weights_come_with_what_they_belong_to(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def in_numpy(module):
+    """A module of PyTorch as a model."""
+
+    def model(inputs):
+        return {key: one.numpy() for key, one in module({k: torch.from_numpy(v) for k, v in inputs.items()}).items()}
+
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")  # at the one call that is ours
+@pytest.mark.parametrize("name", KINDS)
+def test_torchscript_is_read_by_torch_jit_load_and_does_what_the_policy_does(tmp_path, name):
+    checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torchscript']}"
+    assert export(checkpoint, [path], "torchscript").difference <= 1e-4
+    script = in_numpy(torch.jit.load(path))
+    for rows, seed in ((1, 5), (7, 6), (3, 7)):  # it is compiled for the shapes of its first calls
+        agrees(checkpoint, script, rows, seed)
+
+
+def test_torchscript_that_does_something_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_program, "silu", torch.sigmoid)
+    with pytest.raises(ExportError, match="recurrent_out that differ by"):
+        export(checkpoint_of(KINDS["memory"]), [tmp_path / "Goal.pt"], "torchscript")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vectors-normalised", "one-layer", "goal-hyper", "bytes-and-image", "everything"])
 def test_a_program_for_torch_does_what_the_policy_does_and_holds_no_pickle(tmp_path, name):
-    checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torchscript']}"
-    assert export(checkpoint, [path], "torchscript").difference <= 1e-4
-    program = torch.export.load(path).module()
-
-    def model(inputs):
-        return {key: one.numpy() for key, one in program({k: torch.from_numpy(v) for k, v in inputs.items()}).items()}
-
-    agrees(checkpoint, model, 1, 5)
-    agrees(checkpoint, model, 7, 6)
+    checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torch_export']}"
+    assert export(checkpoint, [path], "torch_export").difference <= 1e-4
+    program = in_numpy(torch.export.load(path).module())
+    agrees(checkpoint, program, 1, 5)
+    agrees(checkpoint, program, 7, 6)
     with zipfile.ZipFile(path) as archive:
         contents = [archive.read(one) for one in archive.infolist() if one.filename.endswith((".pt", ".pkl"))]
     assert not any(contents)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import logs
+from pipeline.monitoring import curves
 from pipeline.monitoring.files import RunFiles
 from pipeline.rotation import Rotating, full, trim
 
@@ -34,14 +35,33 @@ def test_a_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path)
     assert numbers == list(range(1000 - len(numbers), 1000))
 
 
-def test_service_lines_rotate_and_interval_lines_are_all_kept(tmp_path: Path) -> None:
+def test_lines_of_services_and_of_intervals_stay_within_their_bounds_and_the_newest_are_kept(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, 0.0, MOST, KEPT)
     for number in range(1000):
         files.append_service({"type": "service", "number": number, "text": "x" * 50})
-        files.append({"type": "interval", "behavior": "Walk", "step": number, "text": "x" * 50})
-    assert size_of(tmp_path, "services.jsonl*") <= MOST * (KEPT + 1)
-    assert json.loads((tmp_path / "services.jsonl").read_text().splitlines()[-1])["number"] == 999
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1000
+        files.append({"type": "interval", "behavior": "Walk", "number": number, "text": "x" * 50})
+    for name in ("services.jsonl", "metrics.jsonl"):
+        assert size_of(tmp_path, f"{name}*") <= MOST * (KEPT + 1)
+        parts = [tmp_path / f"{name}{end}" for end in (".2", ".1", "")]
+        numbers = [json.loads(line)["number"] for part in parts for line in part.read_text().splitlines()]
+        assert numbers == list(range(1000 - len(numbers), 1000))
+
+
+def test_curves_are_drawn_of_all_intervals_that_are_kept_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        curves, "picture", lambda found, _: drawn.extend(line["step"] for line in found["Walk"]) or b"a picture"
+    )
+    for start in (0, 500):  # the second monitor goes on where the first one died
+        files = RunFiles(tmp_path, 0.0, MOST, KEPT)
+        for step in range(start, start + 500):
+            files.append({"type": "interval", "behavior": "Walk", "step": step})
+    files.draw("run")
+    lines = sum(len(path.read_text().splitlines()) for path in tmp_path.glob("metrics.jsonl*"))
+    assert drawn == list(range(1000 - lines, 1000))
+    assert lines > 2 * MOST / 60, "what was put aside is among them"
 
 
 def test_no_line_is_torn_and_one_beyond_the_bound_has_a_file_of_its_own(tmp_path: Path) -> None:

@@ -27,6 +27,15 @@ might not on the next."""
 HANG_S = 500.0
 """Ends what hangs: a loaded machine of a fraction of the usual speed takes less."""
 
+EXPORTING = f"""
+import sys
+from services import exports, supervisor
+from services.__main__ import main
+exports.NICENESS, supervisor.EXPORT_S = 0, {HANG_S}
+sys.exit(main())
+"""
+"""The command, with time for its exports: who lets all others go first may wait for them for ever."""
+
 CONFIG = """
 behaviors:
   Balance:
@@ -65,6 +74,7 @@ class Training:
 
     `apart`: in a session of its own, for Linux shares processors out among sessions (sched_autogroup).
     `prefix`: what the command begins with.
+    `export`: with exports beside it.
     """
 
     def __init__(
@@ -75,10 +85,12 @@ class Training:
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
         prefix: Sequence[str] = (),
+        export: bool = False,
     ) -> None:
         self.directory = results / run_id
-        command = [*prefix, sys.executable, "-m", "services", "train", *arguments]
-        command += ["--results-dir", str(results), "--run-id", run_id, "--no-export"]
+        program = ["-c", EXPORTING] if export else ["-m", "services"]
+        command = [*prefix, sys.executable, *program, "train", *arguments]
+        command += ["--results-dir", str(results), "--run-id", run_id, *([] if export else ["--no-export"])]
         variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(
             command,

@@ -1,4 +1,5 @@
-"""A learner that dies or hangs is known within 10 seconds."""
+"""A learner that dies or hangs is known, of real processes. The rule of 10 seconds itself is proven to the tenth in
+virtual time (`test_services_end.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from services_helpers import Training, config
 
 KNOWN_S = 10.0
 SLOW_MACHINE_S = 5.0
-"""What a machine that is busy with other tests may add."""
+"""What a machine that is busy with other tests may add: neither who looks nor who is looked at has it for itself."""
 
 
 def at(entry: dict[str, Any]) -> float:
@@ -31,7 +32,7 @@ def known_after(training: Training, event: str, number: signal.Signals) -> float
 
 
 @pytest.mark.slow
-def test_a_dead_learner_is_known_within_10_seconds_and_so_is_one_whose_process_hangs(tmp_path: Path) -> None:
+def test_a_dead_learner_is_known_and_so_is_one_whose_process_hangs(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10**9)))
     try:
         training.updates(1)

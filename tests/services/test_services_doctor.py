@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline import doctor
+import services.doctor
+from pipeline import doctor, keys
 from pipeline.doctor import Row
+from pipeline.errors import SettingsError
+from pipeline.keys.making import make
+from pipeline.settings import parse_settings
 from services.__main__ import main
 
 GIB = 2**30
@@ -97,11 +102,97 @@ def test_keys_that_others_can_read_are_bad_and_each_has_its_remedy(tmp_path: Pat
     (folder / "token").chmod(0o640)
     (row,) = doctor.private(folder)
     assert (row.state, row.remedy) == ("bad", f"chmod 600 {folder / 'token'}")
+    (folder / "token").chmod(0o600)
+    folder.chmod(0o770)
+    assert [row.remedy for row in doctor.private(folder)] == [f"chmod 700 {folder}"]
+
+
+_TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")
+SOME = ("allowed.yaml", "token", "curve/stepping.public", "curve/stepping.secret", *_TLS)
+
+
+def refused(folder: Path) -> bool:
+    """Whether a run would refuse the keys."""
+    try:
+        keys.read_curve(folder, "stepping")
+        keys.allowed(folder, "steps")
+        keys.token(folder)
+        keys.server_tls(folder)
+    except SettingsError:
+        return True
+    return False
+
+
+def test_the_doctor_refuses_the_keys_that_a_run_refuses_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    make(folder, [])
+    verdicts = []
+    for name in SOME:
+        for mode in (0o600, 0o644, 0o664):
+            (folder / name).chmod(mode)
+            bad = doctor.worst(list(doctor.private(folder))) == "bad"
+            assert bad == refused(folder), f"{name} with mode {mode:o}"
+            verdicts.append(bad)
+        (folder / name).chmod(0o600)
+    assert sum(verdicts) == 3 * 2 + 4 * 1, "secrets that can be read, and all that can be changed"
 
 
 def test_the_worst_row_decides() -> None:
     rows = [Row(what=state, state=state, got="") for state in ("ok", "warn", "bad")]
     assert [doctor.worst(rows[:n]) for n in range(4)] == ["ok", "ok", "warn", "bad"]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield int(listening.getsockname()[1])
+
+
+def endpoints(text: str) -> list[Row]:
+    """What the doctor says of the ports of a configuration."""
+    return list(services.doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings))
+
+
+def test_the_ports_between_machines_are_those_of_a_run_at_the_addresses_that_are_here(taken: int) -> None:
+    hosts = "hosts: {here: {address: 127.0.0.1}, there: {address: 240.0.0.1, services: [learning]}}"
+    rows = endpoints(f"pipeline: {{port: {taken - 2}, {hosts}}}\n")
+    (row,) = [row for row in rows if f"127.0.0.1:{taken} is not free" in row.got]
+    assert (row.what, row.state) == ("ports between machines", "bad")
+    assert "set pipeline.port" in row.remedy
+    assert not any("240.0.0.1" in row.got for row in rows), "what another machine has free is for its own doctor"
+
+
+def test_a_machine_that_is_none_of_the_run_is_told_so() -> None:
+    hosts = "{one: {address: 240.0.0.1}, other: {address: 240.0.0.2}}"
+    (row,) = endpoints(f"simulators: [{{name: goal}}]\npipeline: {{hosts: {hosts}}}\n")
+    assert (row.what, row.state) == ("ports between machines", "warn")
+    assert "none of 240.0.0.1, 240.0.0.2 is an address of this machine" in row.got
+
+
+@pytest.mark.parametrize(
+    ("simulators", "offset", "found"),
+    [
+        ("{name: godot, options: {port: PORT}}", 0, "port of a Godot game"),
+        ("{name: godot, count: 2, options: {port: PORT, path: game}}", 1, "port of a Godot game"),
+        ("{name: unity, options: {port: PORT}}", 0, "port of a Unity player"),
+        ("{name: unity, count: 3, options: {port: PORT, path: game}}", 2, "port of a Unity player"),
+        ("{name: goal, count: 2}, {name: unity, options: {port: PORT, path: game}}", 2, "port of a Unity player"),
+        ("{name: unity, options: {port: 0, path: game}}", 0, None),
+    ],
+)
+def test_the_ports_on_which_games_are_waited_for_are_looked_at(
+    taken: int, simulators: str, offset: int, found: str | None
+) -> None:
+    rows = endpoints(f"simulators: [{simulators.replace('PORT', str(taken - offset))}]\n")
+    named = [row.what for row in rows if f"127.0.0.1:{taken} is not free" in row.got]
+    assert named == ([] if found is None else [found])
+
+
+def test_a_launched_godot_game_takes_another_port_where_the_usual_one_is_taken() -> None:
+    assert not [row for row in endpoints("simulators: [{name: godot, options: {path: game}}]\n") if "Godot" in row.what]
+    (row,) = [row for row in endpoints("simulators: [{name: godot}]\n") if "Godot" in row.what]
+    assert ":11008 is" in row.got
 
 
 def configured(tmp_path: Path, port: int) -> Path:

@@ -1,4 +1,4 @@
-"""What the supervisor makes of services that start, answer and end badly."""
+"""What the supervisor makes of services that start, answer and end badly, and of what they say of their checkpoints."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from services_graph import settings_text
 from trio.testing import MockClock
 
 from pipeline import files
-from pipeline.messages.service import RunState, SteppingState
+from pipeline.messages.service import LearnerState, RunState, SteppingState
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.settings import parse_settings
-from services.supervisor import START_S, Supervisor
+from services import supervisor as supervisors
+from services.supervisor import EXPORT_S, START_S, Supervisor
 from services.topology import ServicePlan, build
 
 
@@ -137,6 +139,85 @@ async def test_a_start_that_took_too_long_is_followed_by_one_with_twice_the_time
     gaps = [(after - before) / START_S for before, after in itertools.pairwise(times)]
     assert [math.floor(gap) for gap in gaps] == [1, 2, 4, 8]
     assert all(gap - math.floor(gap) < 0.1 for gap in gaps)
+
+
+KNOWN_S = 10.0
+"""A dead learner is known within this."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("hangs_after_s", [20.0, 20.2, 20.4, 20.6, 20.8])
+async def test_a_learner_that_hangs_is_known_within_10_seconds_whenever_it_does(
+    tmp_path: Path, hangs_after_s: float
+) -> None:
+    """Its process lives, but does not answer. Not much sooner, either: a pause of some seconds is no death."""
+    topology = build(parse_settings(settings_text(), "test").settings, run_id="test", directory=tmp_path, seed=1)
+    name, host, hub = "learning-Goal", Host({}), MemoryHub()
+    learner = MemoryTransport(hub, start=f"{name}.1")
+    async with learner, MemoryTransport(hub, start="supervisor.1") as other:
+        await learner.board(name)
+        supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(hangs_after_s)
+            assert len(host.starts[name]) == 1, "one that answers is left alone"
+            learner.abandon()
+            with anyio.move_on_after(2 * KNOWN_S) as known:
+                await host.latest[name].wait()
+            assert 8 < anyio.current_time() - (known.deadline - 2 * KNOWN_S) <= KNOWN_S
+            tasks.cancel_scope.cancel()
+
+
+class Exported:
+    """In the place of a run's exports: what the supervisor said to them."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.running = False
+        self.said: list[object] = []
+
+    async def run(self) -> None:
+        self.running = True
+
+    def saw(self, _behavior: str, checkpoint: str) -> None:
+        if checkpoint not in self.said:
+            self.said.append(checkpoint)
+
+    async def finish(self, timeout_s: float) -> None:
+        self.said.append(timeout_s)
+
+
+def at(checkpoint: str) -> LearnerState:
+    start = "learning-Goal.1"
+    return LearnerState(behavior="Goal", start=start, version=1, updates=1, trained=1, checkpoint=checkpoint)
+
+
+@pytest.mark.anyio
+async def test_every_checkpoint_of_a_run_is_exported_and_the_last_one_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports = Exported()
+    monkeypatch.setattr(supervisors, "Exports", lambda *_, **__: exports)
+    topology = build(parse_settings(settings_text(), "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub = Host({}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="learning-Goal.1") as learner,
+        MemoryTransport(hub, start="supervisor.1") as other,
+    ):
+        run, board = await own.board("coordination"), await learner.board("learning-Goal")
+        supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            for checkpoint in ("", "Goal/first", "Goal/second"):
+                board.publish("state", at(checkpoint))
+                await anyio.sleep(2)
+                assert exports.said[-1] == checkpoint
+            run.publish("run", FINISHED)
+            await anyio.lowlevel.checkpoint()
+            await host.latest["learning-Goal"].wait()  # it saves what it has when it is told to stop
+            board.publish("state", at("Goal/last"))
+    assert exports.running
+    assert exports.said == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
 
 
 @pytest.mark.anyio

@@ -14,13 +14,17 @@ from services import evaluate, train
 from services.__main__ import main
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = {"FAILED": 1, "BAD_INPUT": 2, "UNUSABLE": 3, "BELOW": 4, "STALLED": 5, "CAN_NOT_START": 127}
+NAMES = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+"""All there are: a new one is asked for below."""
+KNOWN = {"FAILED": 1, "BAD_INPUT": 2, "UNUSABLE": 3, "BELOW": 4, "STALLED": 5, "NO_ROOM": 28, "CAN_NOT_START": 127}
+"""Scripts of users compare with these: they stay as they are."""
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     told = {name: int(status) for status, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
-    assert told == NAMES == {name: getattr(errors, name) for name in NAMES}
+    assert told == NAMES
+    assert {name: NAMES[name] for name in KNOWN} == KNOWN
     assert len(set(NAMES.values())) == len(NAMES)
 
 

@@ -45,7 +45,7 @@ def run(tmp_path) -> Path:
 
 
 def files(folder: Path) -> list[str]:
-    suffixes = (".onnx", ".pt2", ".safetensors")
+    suffixes = (".onnx", ".pt", ".pt2", ".safetensors")
     found = [path for path in folder.rglob("*") if path.suffix in suffixes and not path.parent.name.startswith("check")]
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
@@ -77,8 +77,9 @@ def test_a_named_checkpoint_goes_to_a_file_with_its_steps(run):
 
 def test_it_writes_to_another_folder_and_in_other_formats(run, tmp_path):
     out = tmp_path / "models"
-    assert main(["export", str(run), "--format", "safetensors", "--out", str(out), "--behavior", "Other"]) == 0
-    assert files(out) == ["Other.safetensors"]
+    for kind in ("safetensors", "torchscript"):
+        assert main(["export", str(run), "--format", kind, "--out", str(out), "--behavior", "Other"]) == 0
+    assert files(out) == ["Other.pt", "Other.safetensors"]
     assert files(run) == []
 
 
