@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
-    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
     if kept.resume:
         initial: tuple[str, ...] = ()
     else:

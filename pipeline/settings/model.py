@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -66,8 +67,25 @@ class Settings(BaseModel):
         if not self.pipeline.hosts:
             return self
         simulators = tuple(simulator.model_copy(update={"host": None}) for simulator in self.simulators)
-        pipeline = self.pipeline.model_copy(update={"hosts": {}, "address": "tcp://127.0.0.1:0"})
+        own: dict[str, object] = {"hosts": {}}
+        if "address" in self.pipeline.model_fields_set:  # what was not written has it anyway, and `launched` asks
+            own["address"] = PipelineSettings.model_fields["address"].default
+        pipeline = self.pipeline.model_copy(update=own)
         return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What the file and the command line said, as JSON knows it; the rest has its defaults.
+
+        What reads it again knows as much as we do: whether a key was written at all counts in `launched`, and for
+        how often a Unity player may fail.
+        """
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """`written`, with all that the behaviors are told: there a default is as good as the same value written."""
+        return self.written | self.model_dump(mode="json", include={"behaviors"})
 
     @property
     def seed(self) -> int:
