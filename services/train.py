@@ -55,6 +55,7 @@ def _add_players(parser: argparse.ArgumentParser) -> None:
     players.add_argument("--env", metavar="PATH", help="build to launch (without one: wait for the editor's Play)")
     players.add_argument("--env-args", nargs=argparse.REMAINDER, help="all that follows is for the build")
     players.add_argument("--no-graphics", action="store_true", help="without a window")
+    players.add_argument("--no-graphics-monitor", action="store_true", help="a window for the first one only")
     for name, kind, meaning in (
         ("--num-envs", int, "how many players"),
         ("--num-areas", int, "training areas in each"),
@@ -138,7 +139,11 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         deterministic=args.deterministic or None,
         sections={
             "env_settings": {"env_path": args.env, **_given(args, _ENVIRONMENT)},
-            "engine_settings": {**_given(args, _ENGINE), "no_graphics": args.no_graphics or None},
+            "engine_settings": {
+                **_given(args, _ENGINE),
+                "no_graphics": args.no_graphics or None,
+                "no_graphics_monitor": args.no_graphics_monitor or None,
+            },
             "checkpoint_settings": {"initialize_from": args.initialize_from},
             "torch_settings": {"device": args.torch_device},
             "pipeline": {"export": False if args.no_export else None},

@@ -100,12 +100,18 @@ class Settings(BaseModel):
         editor's Play button, unless it says where other simulators are to dial in.
         """
         if self.env_settings.env_path is not None:
-            return (*self.simulators, self._unity(self.env_settings.num_envs))
+            return (*self.simulators, *self._players())
         if not self.simulators and "address" not in self.pipeline.model_fields_set:
-            return (self._unity(1),)
+            return (self._unity(1, no_graphics=self.engine_settings.no_graphics),)
         return self.simulators
 
-    def _unity(self, count: int) -> SimulatorSettings:
+    def _players(self) -> tuple[SimulatorSettings, ...]:
+        count, engine = self.env_settings.num_envs, self.engine_settings
+        if engine.no_graphics or not engine.no_graphics_monitor or count == 1:
+            return (self._unity(count, no_graphics=engine.no_graphics),)
+        return self._unity(1, no_graphics=False), self._unity(count - 1, no_graphics=True)
+
+    def _unity(self, count: int, *, no_graphics: bool) -> SimulatorSettings:
         own, engine = self.env_settings, self.engine_settings
         options: dict[str, Option] = {
             "arguments": shlex.join(own.env_args or ()),
@@ -116,7 +122,7 @@ class Settings(BaseModel):
             "time_scale": engine.time_scale,
             "target_frame_rate": engine.target_frame_rate,
             "capture_frame_rate": engine.capture_frame_rate,
-            "no_graphics": engine.no_graphics,
+            "no_graphics": no_graphics,
         }
         if own.env_path is not None:
             options |= {"path": own.env_path, "port": own.base_port}
