@@ -280,6 +280,9 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n  A: !!python/name:os.system x\n", 2, "expected a scalar that YAML itself defines"),
         ("behaviors:\n  A: {max_steps: 99999999999999999999}\n", 2, "whole numbers up to 2^53"),
         ("default_settings: 5\nbehaviors: {A: }\n", 1, "default_settings: got 5; expected a mapping"),
+        ("\ndefault_settings: {}\n", 2, "default_settings without behaviors; expected the name of each behavior"),
+        ("\ndefault_settings: {}\nbehaviors: {}\n", 2, "add `behaviors: {NAME: {}}` with the Behavior Name of its"),
+        ("default_settings: {}\nbehaviors: [A]\n", 2, "behaviors: got a list; expected a mapping"),
     ],
 )
 def test_a_document_is_refused_with_its_line(text: str, line: int, told: str) -> None:
