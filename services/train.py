@@ -46,7 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
+    for word in _OLD_WORDS:
+        parser.add_argument(word, dest="old_words", action="append_const", const=word, help=argparse.SUPPRESS)
     _add_players(parser)
+
+
+_OLD_WORDS: Final = {
+    "--load": "the old name of --resume",
+    "--train": "without effect: what has no --inference learns",
+    "--torch": "without effect: there is no other framework",
+    "--tensorflow": "without effect: learners use torch",
+    "--cpu": "without effect: this version trains on the processor",
+}
+"""What `mlagents-learn` still takes, or took, and says to be out of use."""
+
+
+def _old_words(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(f"{word}: {_OLD_WORDS[word]}" for word in dict.fromkeys(args.old_words or ()))
 
 
 def _add_players(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure)
     if kept.inference:
-        notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
+        notes = (*_old_words(args), *loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
@@ -100,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, insecure=args.insecure
     )
     notes = (
+        *_old_words(args),
         *loaded.notices,
         *unprotected(settings, insecure=args.insecure),
         *without_effect(settings),
@@ -121,7 +138,14 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
             f"got --inference {how}; expected the run whose checkpoints are to be played; "
             "name it with --run-id, and leave --force and --max-steps out"
         )
+    if args.initialize_from is not None:
+        raise SettingsError(
+            f"got --inference with --initialize-from {args.initialize_from}; expected the checkpoints of one run, which "
+            f"are played as they are; write --run-id {args.initialize_from} for those of that run, or leave it out"
+        )
     trained = Path(kept.results_dir) / kept.run_id
+    if kept.initialize_from is not None:
+        notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
     playing = Playing(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
     return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]
@@ -133,7 +157,7 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         seed=args.seed,
         run_id=args.run_id,
         results_dir=args.results_dir,
-        resume=args.resume or None,
+        resume=args.resume or "--load" in (args.old_words or ()) or None,
         force=args.force or None,
         inference=args.inference or None,
         deterministic=args.deterministic or None,
@@ -213,7 +237,17 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
     return shlex.join(words)
 
 
-_NOT_AGAIN: Final = {"command", "handler", "config", "run_id", "resume", "force", "initialize_from", "env_args"}
+_NOT_AGAIN: Final = {
+    "command",
+    "handler",
+    "config",
+    "run_id",
+    "resume",
+    "force",
+    "initialize_from",
+    "env_args",
+    "old_words",
+}
 
 
 def _seed_of(directory: Path) -> int:

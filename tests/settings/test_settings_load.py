@@ -249,13 +249,13 @@ def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
 
 def test_what_has_no_effect_is_listed() -> None:
     text = (
-        "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_envs: 2}\n"
+        "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_areas: 2}\n"
         "simulators: [{name: goal}]"
     )
     lines = without_effect(loaded(text).settings)
     assert [line.split(":")[0] for line in lines] == [
         "engine_settings",
-        "env_settings.num_envs",
+        "env_settings.num_areas",
         "behaviors.A.time_horizon 20000",
     ]
     assert without_effect(loaded("behaviors: {A: }").settings) == []
