@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
     for word in _OLD_WORDS:
         parser.add_argument(word, dest="old_words", action="append_const", const=word, help=argparse.SUPPRESS)
+    for word in _OLD_FILES:
+        parser.add_argument(f"--{word}", help=argparse.SUPPRESS)
     _add_players(parser)
 
 
@@ -59,6 +61,7 @@ _OLD_WORDS: Final = {
     "--cpu": "without effect: this version trains on the processor",
 }
 """What `mlagents-learn` still takes, or took, and says to be out of use."""
+_OLD_FILES: Final = ("curriculum", "sampler")
 
 
 def _old_words(args: argparse.Namespace) -> tuple[str, ...]:
@@ -96,6 +99,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration or an argument can not be run.
     """
+    if given := [f"--{word}" for word in _OLD_FILES if getattr(args, word) is not None]:
+        raise SettingsError(
+            f"got {' and '.join(given)} with a file of before ML-Agents 1.0; expected environment_parameters in "
+            f"{args.config}; write lessons and samplers there, as docs/configuration.md shows"
+        )
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure)
@@ -140,8 +148,8 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
         )
     if args.initialize_from is not None:
         raise SettingsError(
-            f"got --inference with --initialize-from {args.initialize_from}; expected the checkpoints of one run, which "
-            f"are played as they are; write --run-id {args.initialize_from} for those of that run, or leave it out"
+            f"got --inference with --initialize-from {args.initialize_from}; expected the checkpoints of one run; "
+            f"write --run-id {args.initialize_from} for those of that run, or leave it out"
         )
     trained = Path(kept.results_dir) / kept.run_id
     if kept.initialize_from is not None:

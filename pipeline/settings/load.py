@@ -15,6 +15,8 @@ from pipeline.settings.normal import Overrides, normalise
 from pipeline.settings.problems import Place, Problem, refuse
 
 _OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
+_OLD_CURRICULUM: Final = ("thresholds", "measure", "parameters", "min_lesson_length", "signal_smoothing")
+_OLD_SAMPLER: Final = "sampler-type"
 _OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
 
 _NONE: Final = Entry(value={}, place=Place(file="", line=None), text="nothing")
@@ -93,9 +95,32 @@ def _text(path: FilePath) -> str:
         raise SettingsError(f"got {path} with {error.reason}; expected text in UTF-8; save it as that") from None
 
 
+def _old_file(top: dict[str, Entry]) -> Problem | None:
+    """Says of a file that it is not of a trainer at all: curricula and samplers had files of their own."""
+    for name, entry in top.items():
+        own = entry.mapping
+        if name in _OLD_CURRICULUM or "thresholds" in own:
+            got = "a curriculum as before ML-Agents 1.0"
+            what = "lessons with a value and completion_criteria (measure, threshold) each"
+        elif name == "resampling-interval" or _OLD_SAMPLER in own:
+            got = "samplers as before ML-Agents 1.0"
+            what = "sampler_type and sampler_parameters (there is no interval: games draw when they ask)"
+        else:
+            continue
+        return Problem(
+            place=entry.place,
+            text=f"got {got}; expected environment_parameters in the trainer's own file; "
+            f"write for each parameter {what} there, as docs/configuration.md shows",
+        )
+    return None
+
+
 def _old_formats(root: Entry) -> Iterator[Problem]:
     """What only formats before ML-Agents 1.0, or a forgotten `behaviors:`, would hold."""
     top = root.mapping
+    if (other := _old_file(top)) is not None:
+        yield other
+        return
     if "default" in top:
         yield Problem(
             place=top["default"].place,

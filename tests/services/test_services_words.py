@@ -46,9 +46,7 @@ def overridden(tmp_path: Path, *words: str, text: str = "behaviors: {Ball: {}}")
 
 
 def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingsError, match=r"command line: --num-envs: got num_envs 4 without env_path; .* --env PATH"
-    ):
+    with pytest.raises(SettingsError, match=r"command line: --num-envs: got num_envs 4 without env_path; .*--env PATH"):
         overridden(tmp_path, "--num-envs", "4")
     in_file = "behaviors: {Ball: {}}\nenv_settings: {num_envs: 3}\nsimulators: [{name: goal}]"
     with pytest.raises(
@@ -67,14 +65,22 @@ def test_words_that_mlagents_learn_takes_and_does_not_need_are_taken_and_it_is_s
     assert list(train._old_words(args)) == said
     assert train.going_on(args, "a") == "sparring train ball.yaml --run-id a --resume --torch-device cpu"
     with pytest.raises(SettingsError, match="got resume and force together"):
-        overridden(tmp_path, "--load", "--force", text="behaviors: {Ball: {}}")
+        overridden(tmp_path, "--load", "--force")
+
+
+@pytest.mark.parametrize("word", ["--curriculum", "--sampler"])
+def test_files_that_ml_agents_has_no_more_are_refused_by_their_option(word: str) -> None:
+    with pytest.raises(
+        SettingsError, match=f"got {word} with a file of before .* expected environment_parameters in b"
+    ):
+        train.run(parsed("ball.yaml", word, "old.yaml"))
 
 
 def test_a_run_that_is_played_starts_from_no_other(tmp_path: Path) -> None:
     path = tmp_path / "ball.yaml"
     path.write_text("behaviors: {Ball: {}}")
     args = parsed(str(path), "--inference", "--run-id", "a", "--initialize-from", "b", "--results-dir", str(tmp_path))
-    with pytest.raises(SettingsError, match="--inference with --initialize-from b; .* write --run-id b for those"):
+    with pytest.raises(SettingsError, match=r"--inference with --initialize-from b; .* write --run-id b for those"):
         train.run(args)
 
 

@@ -303,6 +303,16 @@ def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
         ("Ball:\n  trainer: ppo\n", "got the trainer 'Ball' at the top of the file; expected it below behaviors"),
         ("Ball:\n  hyperparameters: {}\n", "write `behaviors:` above it and indent it"),
         ("behaviors: {A: }\nparameter_randomization: {}\n", "of an older format; expected environment_parameters"),
+        (
+            "Ball:\n  measure: progress\n  thresholds: [0.1]\n  parameters: {size: [1, 2]}\n",
+            "1: Ball: got a curriculum",
+        ),
+        ('{"measure": "reward", "thresholds": [1], "parameters": {"size": [1, 2]}}', "measure, threshold) each there"),
+        (
+            "resampling-interval: 5000\nmass: {sampler-type: uniform, min_value: 1}\n",
+            "got samplers as before ML-Agents",
+        ),
+        ("mass: {sampler-type: uniform, min_value: 1, max_value: 2}\n", "write for each parameter sampler_type"),
     ],
 )
 def test_an_older_format_is_refused_with_what_to_change(text: str, told: str) -> None:
