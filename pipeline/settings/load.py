@@ -15,7 +15,7 @@ from pipeline.settings.normal import Overrides, normalise
 from pipeline.settings.problems import Place, Problem, refuse
 
 _OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
-_OLD_CURRICULUM: Final = ("thresholds", "measure", "parameters", "min_lesson_length", "signal_smoothing")
+_OLD_CURRICULUM: Final = frozenset({"measure", "parameters", "min_lesson_length", "signal_smoothing"})
 _OLD_SAMPLER: Final = "sampler-type"
 _OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
 
@@ -96,10 +96,11 @@ def _text(path: FilePath) -> str:
 
 
 def _old_file(top: dict[str, Entry]) -> Problem | None:
-    """Says of a file that it is not of a trainer at all: curricula and samplers had files of their own."""
+    """What curricula and samplers were written with, in files of their own."""
     for name, entry in top.items():
         own = entry.mapping
-        if name in _OLD_CURRICULUM or "thresholds" in own:
+        alone = "behaviors" not in top and name in _OLD_CURRICULUM
+        if alone or name == "thresholds" or "thresholds" in own:
             got = "a curriculum as before ML-Agents 1.0"
             what = "lessons with a value and completion_criteria (measure, threshold) each"
         elif name == "resampling-interval" or _OLD_SAMPLER in own:
@@ -109,7 +110,7 @@ def _old_file(top: dict[str, Entry]) -> Problem | None:
             continue
         return Problem(
             place=entry.place,
-            text=f"got {got}; expected environment_parameters in the trainer's own file; "
+            text=f"got {got}; expected environment_parameters beside behaviors; "
             f"write for each parameter {what} there, as docs/configuration.md shows",
         )
     return None

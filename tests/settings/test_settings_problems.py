@@ -312,6 +312,8 @@ def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
             "resampling-interval: 5000\nmass: {sampler-type: uniform, min_value: 1}\n",
             "got samplers as before ML-Agents",
         ),
+        ("behaviors: {A: }\nresampling-interval: 5000\n", "2: resampling-interval: got samplers as before"),
+        ("behaviors: {A: }\nmeasure: reward\n", "got the unknown key 'measure'"),
         ("mass: {sampler-type: uniform, min_value: 1, max_value: 2}\n", "write for each parameter sampler_type"),
     ],
 )
