@@ -16,6 +16,7 @@ from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.episodes import EPISODES_FILE, read_episodes
 from pipeline.playing.statistics import CONFIDENCE, by_team, describe
 from pipeline.runtime import Playing
+from pipeline.settings import started_by_hand
 from services.launch import checkpoints, play, trained_settings
 from services.runs import add_run, find
 
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    status, directory = play(trained, settings, playing, "evaluation", seed=seed, in_process=args.in_process)
+    notes = tuple(started_by_hand(settings))
+    status, directory = play(trained, settings, playing, "evaluation", notes, seed=seed, in_process=args.in_process)
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
     sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))

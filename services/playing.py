@@ -27,6 +27,7 @@ from pipeline.playing.recording import Recorder
 from pipeline.progress import ALL
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
+from pipeline.settings import Settings, started_by_hand
 from pipeline.specs import BehaviorSpec
 
 
@@ -174,15 +175,24 @@ async def run(context: Context) -> None:
 
 
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
-    """The behavior's spec. Where the simulators are ours, an evaluation does not wait for ever for one that has it."""
-    settings, playing = context.run.settings, context.run.playing
-    limited = playing is not None and playing.episodes and settings.launched
-    with anyio.move_on_after(settings.pipeline.simulator_timeout_s if limited else math.inf):
+    """The behavior's spec. An evaluation does not wait for ever for a simulator that has it."""
+    limit_s, remedy = patience(context.run.settings, context.run.playing)
+    with anyio.move_on_after(limit_s):
         return (await spec_of(context, coordination, name))[0]
-    raise ServiceError(
-        f"got no simulator with {name!r} in {settings.pipeline.simulator_timeout_s:g} s; expected one, to evaluate it; "
-        "list a simulator that has it, or raise pipeline.simulator_timeout_s"
-    )
+    raise ServiceError(f"got no simulator with {name!r} in {limit_s:g} s; expected one, to evaluate it; {remedy}")
+
+
+def patience(settings: Settings, playing: Playing | None) -> tuple[float, str]:
+    """How many seconds a simulator with the behavior may take, and what to do where that was too short.
+
+    One that people start, or that dials in by itself, may take as long as the episodes after it.
+    """
+    if playing is None or not playing.episodes:
+        return math.inf, ""
+    if settings.launched and not started_by_hand(settings):
+        limit_s = settings.pipeline.simulator_timeout_s
+        return limit_s, "list a simulator that has it, or raise pipeline.simulator_timeout_s"
+    return playing.timeout_s, "start one that has it, or raise --timeout"
 
 
 async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board) -> Player:

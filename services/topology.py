@@ -132,7 +132,7 @@ class Topology:
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
             "insecure": run.insecure,
-            "settings": json.loads(run.settings.model_dump_json()),
+            "settings": run.settings.written,
         }
         (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
 

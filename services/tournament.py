@@ -24,7 +24,7 @@ from pipeline.messages.service import PolicyWeights
 from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.standings import Standings, counted, heat_map, standings
 from pipeline.runtime import Playing
-from pipeline.settings import Settings
+from pipeline.settings import Settings, started_by_hand
 from pipeline.specs import read_spec
 from services.launch import launch, trained_settings
 from services.players import actor_of, checkpoints_of, load_player, write
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         write(directory, [player.weights for player in players])
         return topology
 
-    status = launch(settings, plan, in_process=args.in_process)
+    status = launch(settings, plan, tuple(started_by_hand(settings)), in_process=args.in_process)
     lines = counted(_read(directory / MATCHES_FILE))
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}

@@ -46,7 +46,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
     again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
+    for word in _OLD_WORDS:
+        parser.add_argument(word, dest="old_words", action="append_const", const=word, help=argparse.SUPPRESS)
+    for word in _OLD_FILES:
+        parser.add_argument(f"--{word}", help=argparse.SUPPRESS)
     _add_players(parser)
+
+
+_OLD_WORDS: Final = {
+    "--load": "the old name of --resume",
+    "--train": "without effect: what has no --inference learns",
+    "--torch": "without effect: there is no other framework",
+    "--tensorflow": "without effect: learners use torch",
+    "--cpu": "without effect: this version trains on the processor",
+}
+"""What `mlagents-learn` still takes, or took, and says to be out of use."""
+_OLD_FILES: Final = ("curriculum", "sampler")
+
+
+def _old_words(args: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(f"{word}: {_OLD_WORDS[word]}" for word in dict.fromkeys(args.old_words or ()))
 
 
 def _add_players(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +74,7 @@ def _add_players(parser: argparse.ArgumentParser) -> None:
     players.add_argument("--env", metavar="PATH", help="build to launch (without one: wait for the editor's Play)")
     players.add_argument("--env-args", nargs=argparse.REMAINDER, help="all that follows is for the build")
     players.add_argument("--no-graphics", action="store_true", help="without a window")
+    players.add_argument("--no-graphics-monitor", action="store_true", help="a window for the first one only")
     for name, kind, meaning in (
         ("--num-envs", int, "how many players"),
         ("--num-areas", int, "training areas in each"),
@@ -79,17 +99,22 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration or an argument can not be run.
     """
+    if given := [f"--{word}" for word in _OLD_FILES if getattr(args, word) is not None]:
+        raise SettingsError(
+            f"got {' and '.join(given)} with a file of before ML-Agents 1.0; expected environment_parameters in "
+            f"{args.config}; write lessons and samplers there, as docs/configuration.md shows"
+        )
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure)
     if kept.inference:
-        notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
+        notes = (*_old_words(args), *loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
-    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
     if kept.resume:
         initial: tuple[str, ...] = ()
     else:
@@ -99,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, insecure=args.insecure
     )
     notes = (
+        *_old_words(args),
         *loaded.notices,
         *unprotected(settings, insecure=args.insecure),
         *without_effect(settings),
@@ -120,7 +146,14 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
             f"got --inference {how}; expected the run whose checkpoints are to be played; "
             "name it with --run-id, and leave --force and --max-steps out"
         )
+    if args.initialize_from is not None:
+        raise SettingsError(
+            f"got --inference with --initialize-from {args.initialize_from}; expected the checkpoints of one run; "
+            f"write --run-id {args.initialize_from} for those of that run, or leave it out"
+        )
     trained = Path(kept.results_dir) / kept.run_id
+    if kept.initialize_from is not None:
+        notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
     playing = Playing(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
     return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]
@@ -132,13 +165,17 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         seed=args.seed,
         run_id=args.run_id,
         results_dir=args.results_dir,
-        resume=args.resume or None,
+        resume=args.resume or "--load" in (args.old_words or ()) or None,
         force=args.force or None,
         inference=args.inference or None,
         deterministic=args.deterministic or None,
         sections={
             "env_settings": {"env_path": args.env, **_given(args, _ENVIRONMENT)},
-            "engine_settings": {**_given(args, _ENGINE), "no_graphics": args.no_graphics or None},
+            "engine_settings": {
+                **_given(args, _ENGINE),
+                "no_graphics": args.no_graphics or None,
+                "no_graphics_monitor": args.no_graphics_monitor or None,
+            },
             "checkpoint_settings": {"initialize_from": args.initialize_from},
             "torch_settings": {"device": args.torch_device},
             "pipeline": {"export": False if args.no_export else None},
@@ -208,7 +245,17 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
     return shlex.join(words)
 
 
-_NOT_AGAIN: Final = {"command", "handler", "config", "run_id", "resume", "force", "initialize_from", "env_args"}
+_NOT_AGAIN: Final = {
+    "command",
+    "handler",
+    "config",
+    "run_id",
+    "resume",
+    "force",
+    "initialize_from",
+    "env_args",
+    "old_words",
+}
 
 
 def _seed_of(directory: Path) -> int:

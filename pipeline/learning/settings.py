@@ -69,10 +69,12 @@ class ExtrinsicSettings(_Model):
     Attributes:
         gamma: discount of a later reward, per decision.
         strength: factor of the reward.
+        network_settings: without effect, as in ML-Agents, which writes them for every signal.
     """
 
     gamma: float = Field(default=0.99, ge=0, le=1)
     strength: float = Field(default=1.0, ge=0)
+    network_settings: NetworkSettings = NetworkSettings()
 
 
 class IntrinsicSettings(ExtrinsicSettings):
@@ -81,19 +83,11 @@ class IntrinsicSettings(ExtrinsicSettings):
     Attributes:
         network_settings: shape of that network.
         learning_rate: of that network's Adam.
-        encoding_size: old name of `network_settings.hidden_units`, which it overrides.
+        encoding_size: old name of `network_settings.hidden_units`; without effect where `network_settings` are written.
     """
 
-    network_settings: NetworkSettings = NetworkSettings()
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
     encoding_size: int | None = Field(default=None, ge=1)
-
-    @property
-    def encoder(self) -> NetworkSettings:
-        """`network_settings` with the old `encoding_size` applied."""
-        if self.encoding_size is None:
-            return self.network_settings
-        return self.network_settings.model_copy(update={"hidden_units": self.encoding_size})
 
 
 class GailSettings(IntrinsicSettings):

@@ -39,7 +39,7 @@ class Conflicts(ValueError):
 
 def conflicts(settings: Settings) -> tuple[Conflict, ...]:
     """All contradictions in `settings`."""
-    rules = (_names, _mode, _lockstep, _sequences, _lessons, _hosts)
+    rules = (_names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
     return tuple(conflict for rule in rules for conflict in rule(settings))
 
 
@@ -124,6 +124,16 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
                     text=f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
                     "is rated; measure reward or progress, or write self_play below it",
                 )
+
+
+def _players(settings: Settings) -> Iterator[Conflict]:
+    own = settings.env_settings
+    if own.num_envs > 1 and own.env_path is None:
+        yield Conflict(
+            paths=(("env_settings", "num_envs"),),
+            text=f"got num_envs {own.num_envs} without env_path; expected 1, because there is one editor only; name a "
+            "build (--env PATH), or write a count at an entry of simulators",
+        )
 
 
 def _hosts(settings: Settings) -> Iterator[Conflict]:

@@ -50,6 +50,7 @@ class EngineSettings(_Model):
         target_frame_rate: frames per second; -1 for as many as possible.
         capture_frame_rate: frames per second of simulated time.
         no_graphics: run without rendering.
+        no_graphics_monitor: the first player renders, the others do not.
     """
 
     width: int = Field(default=84, ge=1)
@@ -59,6 +60,7 @@ class EngineSettings(_Model):
     target_frame_rate: int = Field(default=-1, ge=-1)
     capture_frame_rate: int = Field(default=60, ge=0)
     no_graphics: bool = False
+    no_graphics_monitor: bool = False
 
 
 class CheckpointSettings(_Model):

@@ -12,10 +12,19 @@ from pipeline.settings.document import MOST_BYTES, Entry, parse
 from pipeline.settings.explain import validate, validate_defaults
 from pipeline.settings.model import Settings
 from pipeline.settings.normal import Overrides, normalise
-from pipeline.settings.problems import Problem, refuse
+from pipeline.settings.problems import Place, Problem, refuse
 
 _OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
+_OLD_CURRICULUM: Final = frozenset({"measure", "parameters", "min_lesson_length", "signal_smoothing"})
+_OLD_SAMPLER: Final = "sampler-type"
 _OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
+
+_NONE: Final = Entry(value={}, place=Place(file="", line=None), text="nothing")
+_NAMELESS: Final = (
+    "got default_settings without behaviors; expected the name of each behavior of the game, whose learner starts "
+    "before the game says it; add `behaviors: {NAME: {}}` with the Behavior Name of its Behavior Parameters for NAME, "
+    "and default_settings count for it"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +72,9 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
         raise refuse(file, old)
     defaults, notices = normalise(root, overrides or Overrides())
     settings, problems = validate(root)
+    if defaults is not None and root.mapping.get("behaviors", _NONE).value == {}:
+        problems = [problem for problem in problems if problem.place.path != ("behaviors",)]
+        problems.append(Problem(place=defaults.place, text=_NAMELESS))
     problems += validate_defaults(defaults) if defaults else []
     if settings is None or problems:
         raise refuse(file, problems)
@@ -83,9 +95,33 @@ def _text(path: FilePath) -> str:
         raise SettingsError(f"got {path} with {error.reason}; expected text in UTF-8; save it as that") from None
 
 
+def _old_file(top: dict[str, Entry]) -> Problem | None:
+    """What curricula and samplers were written with, in files of their own."""
+    for name, entry in top.items():
+        own = entry.mapping
+        alone = "behaviors" not in top and name in _OLD_CURRICULUM
+        if alone or name == "thresholds" or "thresholds" in own:
+            got = "a curriculum as before ML-Agents 1.0"
+            what = "lessons with a value and completion_criteria (measure, threshold) each"
+        elif name == "resampling-interval" or _OLD_SAMPLER in own:
+            got = "samplers as before ML-Agents 1.0"
+            what = "sampler_type and sampler_parameters (there is no interval: games draw when they ask)"
+        else:
+            continue
+        return Problem(
+            place=entry.place,
+            text=f"got {got}; expected environment_parameters beside behaviors; "
+            f"write for each parameter {what} there, as docs/configuration.md shows",
+        )
+    return None
+
+
 def _old_formats(root: Entry) -> Iterator[Problem]:
     """What only formats before ML-Agents 1.0, or a forgotten `behaviors:`, would hold."""
     top = root.mapping
+    if (other := _old_file(top)) is not None:
+        yield other
+        return
     if "default" in top:
         yield Problem(
             place=top["default"].place,

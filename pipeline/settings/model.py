@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -66,8 +67,25 @@ class Settings(BaseModel):
         if not self.pipeline.hosts:
             return self
         simulators = tuple(simulator.model_copy(update={"host": None}) for simulator in self.simulators)
-        pipeline = self.pipeline.model_copy(update={"hosts": {}, "address": "tcp://127.0.0.1:0"})
+        own: dict[str, object] = {"hosts": {}}
+        if "address" in self.pipeline.model_fields_set:  # what was not written has it anyway, and `launched` asks
+            own["address"] = PipelineSettings.model_fields["address"].default
+        pipeline = self.pipeline.model_copy(update=own)
         return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What the file and the command line said, as JSON knows it; the rest has its defaults.
+
+        What reads it again knows as much as we do: whether a key was written at all counts in `launched`, and for
+        how often a Unity player may fail.
+        """
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """`written`, with all that the behaviors are told: there a default is as good as the same value written."""
+        return self.written | self.model_dump(mode="json", include={"behaviors"})
 
     @property
     def seed(self) -> int:
@@ -82,12 +100,18 @@ class Settings(BaseModel):
         editor's Play button, unless it says where other simulators are to dial in.
         """
         if self.env_settings.env_path is not None:
-            return (*self.simulators, self._unity(self.env_settings.num_envs))
+            return (*self.simulators, *self._players())
         if not self.simulators and "address" not in self.pipeline.model_fields_set:
-            return (self._unity(1),)
+            return (self._unity(1, no_graphics=self.engine_settings.no_graphics),)
         return self.simulators
 
-    def _unity(self, count: int) -> SimulatorSettings:
+    def _players(self) -> tuple[SimulatorSettings, ...]:
+        count, engine = self.env_settings.num_envs, self.engine_settings
+        if engine.no_graphics or not engine.no_graphics_monitor or count == 1:
+            return (self._unity(count, no_graphics=engine.no_graphics),)
+        return self._unity(1, no_graphics=False), self._unity(count - 1, no_graphics=True)
+
+    def _unity(self, count: int, *, no_graphics: bool) -> SimulatorSettings:
         own, engine = self.env_settings, self.engine_settings
         options: dict[str, Option] = {
             "arguments": shlex.join(own.env_args or ()),
@@ -98,7 +122,7 @@ class Settings(BaseModel):
             "time_scale": engine.time_scale,
             "target_frame_rate": engine.target_frame_rate,
             "capture_frame_rate": engine.capture_frame_rate,
-            "no_graphics": engine.no_graphics,
+            "no_graphics": no_graphics,
         }
         if own.env_path is not None:
             options |= {"path": own.env_path, "port": own.base_port}

@@ -83,8 +83,17 @@ def _old_names(behavior: Entry) -> Iterator[Problem]:
         old = self_play[_RATIO] = self_play.pop(_OLD_RATIO)
         yield Problem(place=old.place, text=f"accepted as the old name of {_RATIO}")
     for signal in _section(behavior.mapping, "reward_signals").values():
-        if (size := signal.child("encoding_size")) is not None:
-            yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
+        size = signal.child("encoding_size")
+        if size is None or size.value is None:
+            continue
+        if "network_settings" in signal.mapping:
+            yield Problem(place=size.place, text="has no effect beside network_settings; write hidden_units there")
+            continue
+        units = signal.mapping.pop("encoding_size")
+        signal.mapping["network_settings"] = Entry(value={"hidden_units": units}, place=size.place, text="a mapping")
+        yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
+    if (framework := behavior.mapping.pop("framework", None)) is not None:
+        yield Problem(place=framework.place, text="has no effect: there is one framework, torch")
 
 
 def _renamed(section: dict[str, Entry], name: str, now: str, kind: str) -> Iterator[Problem]:

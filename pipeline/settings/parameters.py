@@ -21,7 +21,29 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class UniformParameters(_Model):
+class ConstantParameters(_Model):
+    """One value: what ML-Agents writes for a plain number.
+
+    Attributes:
+        value: that.
+        seed: without effect.
+    """
+
+    value: float = 0.0
+    seed: int = Field(default=-1, ge=-1, lt=2**31)
+
+
+class DrawnParameters(_Model):
+    """What all that is drawn has.
+
+    Attributes:
+        seed: of the draws in the first simulator, the others count up; -1 takes it from the run's.
+    """
+
+    seed: int = Field(default=-1, ge=-1, lt=2**31)
+
+
+class UniformParameters(DrawnParameters):
     """A range with equal density.
 
     Attributes:
@@ -42,7 +64,7 @@ class UniformParameters(_Model):
         return self
 
 
-class GaussianParameters(_Model):
+class GaussianParameters(DrawnParameters):
     """A normal distribution.
 
     Attributes:
@@ -54,14 +76,14 @@ class GaussianParameters(_Model):
     st_dev: float = Field(default=1.0, ge=0)
 
 
-class MultiRangeUniformParameters(_Model):
+class MultiRangeUniformParameters(DrawnParameters):
     """Several ranges, drawn from in proportion to their widths.
 
     Attributes:
         intervals: pairs of least and greatest value.
     """
 
-    intervals: tuple[tuple[float, float], ...] = Field(default=((1.0, 1.0),), min_length=1)
+    intervals: tuple[tuple[float, float], ...] = Field(default=((0.0, 1.0),), min_length=1)
 
     @model_validator(mode="after")
     def _in_order(self) -> MultiRangeUniformParameters:
@@ -72,6 +94,13 @@ class MultiRangeUniformParameters(_Model):
                     "expected its least value first; exchange the two"
                 )
         return self
+
+
+class ConstantSampler(_Model):
+    """Draws nothing."""
+
+    sampler_type: Literal["constant"]
+    sampler_parameters: ConstantParameters = ConstantParameters()
 
 
 class UniformSampler(_Model):
@@ -110,7 +139,8 @@ class MultiRangeUniformSampler(_Model):
         return tuple(value for interval in self.sampler_parameters.intervals for value in interval)
 
 
-Sampler = Annotated[UniformSampler | GaussianSampler | MultiRangeUniformSampler, Field(discriminator="sampler_type")]
+Drawn = UniformSampler | GaussianSampler | MultiRangeUniformSampler
+Sampler = Annotated[ConstantSampler | Drawn, Field(discriminator="sampler_type")]
 
 
 def _lesson_kind(value: Any) -> str:
@@ -223,13 +253,19 @@ def curricula(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple
 
 
 def _value(value: float | Sampler) -> float | simulator.Sampler:
-    if isinstance(value, float):
-        return value
-    return simulator.Sampler(kind=value.sampler_type, values=value.values)
+    number = _number(value)
+    if isinstance(number, float):
+        return number
+    return simulator.Sampler(kind=number.sampler_type, values=number.values, seed=number.sampler_parameters.seed)
+
+
+def _number(value: float | Sampler) -> float | Drawn:
+    """A constant as the number that it is."""
+    return value.sampler_parameters.value if isinstance(value, ConstantSampler) else value
 
 
 def _lesson(lesson: Lesson) -> lessons.Lesson:
-    value, criteria = lesson.value, lesson.completion_criteria
+    value, criteria = _number(lesson.value), lesson.completion_criteria
     shown = f"{value:g}" if isinstance(value, float) else f"{value.sampler_type}{value.values}"
     if criteria is None:
         return lessons.Lesson(name=lesson.name, value=shown)

@@ -6,6 +6,7 @@ import shutil
 from typing import Final
 
 from pipeline.errors import SettingsError
+from pipeline.networks.settings import NetworkSettings
 from pipeline.settings.hosts import main
 from pipeline.settings.model import Settings
 from pipeline.settings.parameters import Curriculum
@@ -36,6 +37,11 @@ def without_effect(settings: Settings) -> list[str]:
             lines.append(
                 f"behaviors.{name}.time_horizon {behavior.time_horizon}: "
                 f"segments are cut when buffer_size {parameters.buffer_size} is reached"
+            )
+        extrinsic = behavior.reward_signals.extrinsic
+        if extrinsic is not None and extrinsic.network_settings != NetworkSettings():  # ML-Agents writes the defaults
+            lines.append(
+                f"behaviors.{name}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network"
             )
         memory = behavior.network_settings.memory
         if memory is not None and memory.sequence_length > behavior.time_horizon:

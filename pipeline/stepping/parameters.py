@@ -13,7 +13,7 @@ from pipeline.messages.service import LessonsState
 from pipeline.messages.simulator import Sampler
 
 Value = float | Sampler
-"""A number, or a sampler whose seed is still to be given."""
+"""A number, or a sampler: with the seed of the first simulator, or with -1 where that is still to be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class Parameters:
             number = 0 if self.state is None else min(self.state.numbers.get(name, 0), len(values) - 1)
             value = values[number]
             if isinstance(value, Sampler):
-                sampler = replace(value, seed=self._seed_of(name, number, simulator))
+                own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, number, simulator)
+                sampler = replace(value, seed=own)
                 told.samplers[name] = sampler
                 value = next(draws(sampler))
             told.parameters[name] = value

@@ -200,7 +200,7 @@ class Simulators:
     def _note_fault(self, peer: Peer, fault: Fault) -> None:
         self._house.registry.add("faults")
         self._house.registry.add(f"faults.{fault.code}")
-        self._say("simulator_fault", peer, fault.code, got=fault.got, expected=fault.expected)
+        self._say("simulator_fault", peer, fault.code, got=fault.got, expected=fault.expected, remedy=fault.remedy)
 
     async def _read(self, peer: Peer, log: Any) -> None:
         reader, flow = peer.reader, peer.flow
@@ -391,7 +391,8 @@ class Simulators:
                     "unknown_behavior",
                     got=f"behavior {text!r}",
                     expected=f"one of {sorted(known)}",
-                    remedy="add it under `behaviors` of the configuration, or correct the name in the simulator",
+                    remedy=f"write `{name}: {{}}` below `behaviors` of the configuration (default_settings count for "
+                    "names that stand there), or correct the name in the simulator",
                 )
             if missing := self._house.scripts.get(name, frozenset()) - {*scripts.get(name, ())}:
                 raise RemoteProtocolError(

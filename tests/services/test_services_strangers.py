@@ -77,6 +77,8 @@ STRANGERS: dict[str, tuple[bytes, bytes, str]] = {
     "silence after the reset": (HELLO, b"", "timeout"),
 }
 
+REMEDIES = {"an unknown behavior": "write `Nope: {}` below `behaviors` of the configuration (default_settings count"}
+
 
 async def visit(graph: Graph, first: bytes, second: bytes) -> Fault:
     """Says `first`, and `second` once asked for a step; returns the answer to it."""
@@ -107,6 +109,7 @@ async def test_a_stranger_is_told_what_is_wrong_and_the_run_goes_on(tmp_path: Pa
         assert fault.got
         assert fault.expected
         assert fault.remedy
+        assert fault.remedy.startswith(REMEDIES.get(name, ""))
         books = await graph.finish()
         assert books["trained"] >= 600
         assert books["lost"] == 0

@@ -115,6 +115,19 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
     assert [options_of(plan) for plan in by_file] == [options_of(plan) for plan in by_flags]
 
 
+def test_of_several_players_the_first_alone_may_show_what_it_does(tmp_path: Path) -> None:
+    several = ("--env", "Ball", "--num-envs", "3")
+
+    def without_graphics(*words: str) -> list[Any]:
+        return [options_of(plan)[1]["no_graphics"] for plan in plans(tmp_path, *several, *words)]
+
+    assert without_graphics("--no-graphics-monitor") == [False, True, True]
+    assert without_graphics("--no-graphics-monitor", "--num-envs", "1") == [False]
+    assert without_graphics("--no-graphics-monitor", "--no-graphics") == [True, True, True]
+    numbers = [plan.environment["SPARRING_NUMBER"] for plan in plans(tmp_path, *several, "--no-graphics-monitor")]
+    assert numbers == ["0", "1", "2"], "each listens on the port of its number"
+
+
 def test_without_a_build_the_run_waits_for_the_editor(tmp_path: Path) -> None:
     """One simulator that listens on the editor's port, as none is named; other simulators or an address end that."""
     (plan,) = plans(tmp_path)

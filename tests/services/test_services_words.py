@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from pipeline.errors import SettingsError
+from pipeline.settings import Settings, read
 from services import train
 from services.byhand import relay, written_since
 from services.launch import checkpoints
@@ -35,6 +36,52 @@ def test_the_command_that_goes_on_says_again_what_the_first_one_said() -> None:
 
 def test_the_command_that_goes_on_names_a_run_that_had_no_name() -> None:
     assert train.going_on(parsed("ball.yaml"), "ball-1") == "sparring train ball.yaml --run-id ball-1 --resume"
+
+
+def overridden(tmp_path: Path, *words: str, text: str = "behaviors: {Ball: {}}") -> Settings:
+    path = tmp_path / "ball.yaml"
+    path.write_text(text)
+    args = parsed(str(path), *words)
+    return read(args.config, train._overrides(args)).settings
+
+
+def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"command line: --num-envs: got num_envs 4 without env_path; .*--env PATH"):
+        overridden(tmp_path, "--num-envs", "4")
+    in_file = "behaviors: {Ball: {}}\nenv_settings: {num_envs: 3}\nsimulators: [{name: goal}]"
+    with pytest.raises(
+        SettingsError, match=r"ball.yaml:2: env_settings.num_envs: got num_envs 3 without .* a count at"
+    ):
+        overridden(tmp_path, text=in_file)
+    assert overridden(tmp_path, "--num-envs", "4", "--env", "Ball").env_settings.num_envs == 4
+    assert overridden(tmp_path, "--num-envs", "1").env_settings.num_envs == 1
+
+
+def test_words_that_mlagents_learn_takes_and_does_not_need_are_taken_and_it_is_said(tmp_path: Path) -> None:
+    assert overridden(tmp_path, "--load").checkpoint_settings.resume
+    assert not overridden(tmp_path, "--train", "--torch", "--tensorflow", "--cpu").checkpoint_settings.resume
+    args = parsed("ball.yaml", "--torch", "--load", "--torch", "--torch-device", "cpu")
+    said = ["--torch: without effect: there is no other framework", "--load: the old name of --resume"]
+    assert list(train._old_words(args)) == said
+    assert train.going_on(args, "a") == "sparring train ball.yaml --run-id a --resume --torch-device cpu"
+    with pytest.raises(SettingsError, match="got resume and force together"):
+        overridden(tmp_path, "--load", "--force")
+
+
+@pytest.mark.parametrize("word", ["--curriculum", "--sampler"])
+def test_files_that_ml_agents_has_no_more_are_refused_by_their_option(word: str) -> None:
+    with pytest.raises(
+        SettingsError, match=f"got {word} with a file of before .* expected environment_parameters in b"
+    ):
+        train.run(parsed("ball.yaml", word, "old.yaml"))
+
+
+def test_a_run_that_is_played_starts_from_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "ball.yaml"
+    path.write_text("behaviors: {Ball: {}}")
+    args = parsed(str(path), "--inference", "--run-id", "a", "--initialize-from", "b", "--results-dir", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"--inference with --initialize-from b; .* write --run-id b for those"):
+        train.run(args)
 
 
 def test_what_a_bridge_asks_for_is_on_the_console_once_and_what_stood_there_before_is_not(tmp_path: Path) -> None:

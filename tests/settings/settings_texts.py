@@ -44,6 +44,8 @@ behaviors:
       extrinsic:
         gamma: 0.9
         strength: 2.0
+        network_settings:
+          hidden_units: 16
       gail:
         gamma: 0.8
         strength: 0.01
@@ -126,6 +128,7 @@ engine_settings:
   target_frame_rate: 60
   capture_frame_rate: 30
   no_graphics: true
+  no_graphics_monitor: true
 environment_parameters:
   mass: 2.5
   gravity:
@@ -133,11 +136,17 @@ environment_parameters:
     sampler_parameters:
       min_value: 8.0
       max_value: 11.0
+      seed: 5
   wind:
     sampler_type: gaussian
     sampler_parameters:
       mean: 0.5
       st_dev: 0.25
+  friction:
+    sampler_type: constant
+    sampler_parameters:
+      value: 0.75
+      seed: 6
   size:
     sampler_type: multirangeuniform
     sampler_parameters:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from settings_texts import loaded
 
-from pipeline.settings import load, read
+from pipeline.messages.simulator import Sampler
+from pipeline.settings import load, read, without_effect
+from pipeline.settings.parameters import curricula, in_lessons
 from pipeline.simulation.registry import make
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -88,6 +90,85 @@ def test_an_imitation_file_of_ml_agents_is_valid() -> None:
     ).settings.behaviors["Tower"]
     assert behavior.max_steps == 10_000_000
     assert list(behavior.reward_signals.named()) == ["extrinsic", "gail", "curiosity"]
+
+
+WRITTEN_BY_ML_AGENTS = """
+default_settings: null
+behaviors:
+  Jumper:
+    trainer_type: ppo
+    hyperparameters:
+      {batch_size: 64, buffer_size: 12000, learning_rate: 0.0003, beta: 0.001, epsilon: 0.2, lambd: 0.99, num_epoch: 3,
+       shared_critic: false, learning_rate_schedule: linear, beta_schedule: constant, epsilon_schedule: linear}
+    checkpoint_interval: 500000
+    network_settings: &network
+      {normalize: true, hidden_units: 128, num_layers: 2, vis_encode_type: simple, memory: null,
+       goal_conditioning_type: hyper, deterministic: false}
+    reward_signals:
+      extrinsic:
+        gamma: 0.99
+        strength: 1.0
+        network_settings: {<<: *network, normalize: false}
+      rnd: {gamma: 0.99, strength: 0.1, network_settings: *network, learning_rate: 0.0001, encoding_size: null}
+    init_path: null
+    keep_checkpoints: 5
+    even_checkpoints: false
+    max_steps: 500000
+    time_horizon: 1000
+    summary_freq: 12000
+    threaded: false
+    self_play: null
+    behavioral_cloning: null
+env_settings:
+  {env_path: null, env_args: null, base_port: 5005, num_envs: 1, num_areas: 1, timeout_wait: 60, seed: -1,
+   max_lifetime_restarts: 10, restarts_rate_limit_n: 1, restarts_rate_limit_period_s: 60}
+engine_settings:
+  {width: 84, height: 84, quality_level: 5, time_scale: 20, target_frame_rate: -1, capture_frame_rate: 60,
+   no_graphics: false, no_graphics_monitor: false}
+environment_parameters:
+  mass:
+    curriculum:
+    - value: {sampler_type: constant, sampler_parameters: {seed: 611, value: 2.5}}
+      name: mass
+      completion_criteria: null
+  wall:
+    curriculum:
+    - value: {sampler_type: constant, sampler_parameters: {seed: 612, value: 0.5}}
+      name: low
+      completion_criteria: {behavior: Jumper, measure: reward, min_lesson_length: 100, signal_smoothing: true,
+                            threshold: 0.75, require_reset: false}
+    - value: {sampler_type: uniform, sampler_parameters: {seed: 613, min_value: 1.0, max_value: 4.0}}
+      name: high
+      completion_criteria: null
+  wind: {curriculum: [{value: {sampler_type: multirangeuniform, sampler_parameters: {}}, name: wind}]}
+checkpoint_settings:
+  {run_id: first, initialize_from: null, load_model: false, resume: false, force: true, train_model: false,
+   inference: false, results_dir: results}
+torch_settings: {device: null}
+debug: false
+"""
+
+
+def test_a_configuration_that_ml_agents_has_written_is_taken_without_a_word() -> None:
+    """Its `results/RUN/configuration.yaml`: all keys with their defaults, numbers as constant samplers with seeds."""
+    result = loaded(WRITTEN_BY_ML_AGENTS)
+    assert not result.notices
+    assert not [line for line in without_effect(result.settings) if "extrinsic" in line]
+    told = in_lessons(result.settings.environment_parameters)
+    assert told["mass"] == (2.5,)
+    (low, high), (wind,) = told["wall"], told["wind"]
+    assert low == 0.5
+    drawn = [(one.kind, one.values, one.seed) for one in (high, wind) if isinstance(one, Sampler)]
+    assert drawn == [("uniform", (1.0, 4.0), 613), ("multirangeuniform", (0.0, 1.0), -1)]
+    assert curricula(result.settings.environment_parameters)["wall"][0].value == "0.5"
+
+
+def test_a_network_of_the_simulators_own_reward_is_said_to_have_no_effect() -> None:
+    text = WRITTEN_BY_ML_AGENTS.replace("{<<: *network, normalize: false}", "*network")
+    lines = [line for line in without_effect(loaded(text).settings) if "extrinsic" in line]
+    assert lines == [
+        "behaviors.Jumper.reward_signals.extrinsic.network_settings: the simulator's reward needs no network"
+    ]
 
 
 def test_a_curriculum_file_of_ml_agents_is_valid() -> None:

@@ -120,9 +120,37 @@ def test_old_names_are_accepted_and_it_is_said() -> None:
     assert behavior.self_play is not None
     assert behavior.self_play.play_against_latest_model_ratio == 0.3
     assert behavior.reward_signals.rnd is not None
-    assert behavior.reward_signals.rnd.encoder.hidden_units == 32
+    assert behavior.reward_signals.rnd.network_settings.hidden_units == 32
     assert result.settings.checkpoint_settings.resume
     assert [notice.split(": ")[0] for notice in result.notices] == ["run.yaml:5", "run.yaml:8", "run.yaml:10"]
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "units"),
+    [
+        ("{}", "{encoding_size: 64}", 64),
+        ("{}", "{encoding_size: 64, network_settings: {num_layers: 1}}", 128),
+        ("{}", "{encoding_size: 64, network_settings: {hidden_units: 32}}", 32),
+        ("{encoding_size: 64}", "{network_settings: {num_layers: 1}}", 64),
+        ("{network_settings: {hidden_units: 32}}", "{encoding_size: 64}", 64),
+        ("{encoding_size: null}", "{network_settings: {hidden_units: 32}, encoding_size: null}", 32),
+    ],
+)
+def test_an_encoding_size_counts_where_no_network_is_written_beside_it(default: str, own: str, units: int) -> None:
+    signals = "{reward_signals: {rnd: %s}}"
+    result = loaded(f"default_settings: {signals % default}\nbehaviors: {{A: {signals % own}}}")
+    rnd = result.settings.behaviors["A"].reward_signals.rnd
+    assert rnd is not None
+    assert rnd.network_settings.hidden_units == units
+    both = "encoding_size: 64, network" in own
+    assert any("encoding_size: has no effect beside network_settings" in one for one in result.notices) == both
+
+
+def test_an_encoding_size_is_checked_where_it_was_written() -> None:
+    line = only_problem("behaviors:\n  A:\n    reward_signals:\n      rnd:\n        encoding_size: wide\n")
+    assert line.startswith(
+        "run.yaml:5: behaviors.A.reward_signals.rnd.encoding_size: got 'wide'; expected a whole number"
+    )
 
 
 def test_even_checkpoints_divide_max_steps() -> None:
@@ -221,13 +249,13 @@ def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
 
 def test_what_has_no_effect_is_listed() -> None:
     text = (
-        "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_envs: 2}\n"
+        "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_areas: 2}\n"
         "simulators: [{name: goal}]"
     )
     lines = without_effect(loaded(text).settings)
     assert [line.split(":")[0] for line in lines] == [
         "engine_settings",
-        "env_settings.num_envs",
+        "env_settings.num_areas",
         "behaviors.A.time_horizon 20000",
     ]
     assert without_effect(loaded("behaviors: {A: }").settings) == []

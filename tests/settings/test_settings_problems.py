@@ -280,6 +280,9 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n  A: !!python/name:os.system x\n", 2, "expected a scalar that YAML itself defines"),
         ("behaviors:\n  A: {max_steps: 99999999999999999999}\n", 2, "whole numbers up to 2^53"),
         ("default_settings: 5\nbehaviors: {A: }\n", 1, "default_settings: got 5; expected a mapping"),
+        ("\ndefault_settings: {}\n", 2, "default_settings without behaviors; expected the name of each behavior"),
+        ("\ndefault_settings: {}\nbehaviors: {}\n", 2, "add `behaviors: {NAME: {}}` with the Behavior Name of its"),
+        ("default_settings: {}\nbehaviors: [A]\n", 2, "behaviors: got a list; expected a mapping"),
     ],
 )
 def test_a_document_is_refused_with_its_line(text: str, line: int, told: str) -> None:
@@ -300,6 +303,18 @@ def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
         ("Ball:\n  trainer: ppo\n", "got the trainer 'Ball' at the top of the file; expected it below behaviors"),
         ("Ball:\n  hyperparameters: {}\n", "write `behaviors:` above it and indent it"),
         ("behaviors: {A: }\nparameter_randomization: {}\n", "of an older format; expected environment_parameters"),
+        (
+            "Ball:\n  measure: progress\n  thresholds: [0.1]\n  parameters: {size: [1, 2]}\n",
+            "1: Ball: got a curriculum",
+        ),
+        ('{"measure": "reward", "thresholds": [1], "parameters": {"size": [1, 2]}}', "measure, threshold) each there"),
+        (
+            "resampling-interval: 5000\nmass: {sampler-type: uniform, min_value: 1}\n",
+            "got samplers as before ML-Agents",
+        ),
+        ("behaviors: {A: }\nresampling-interval: 5000\n", "2: resampling-interval: got samplers as before"),
+        ("behaviors: {A: }\nmeasure: reward\n", "got the unknown key 'measure'"),
+        ("mass: {sampler-type: uniform, min_value: 1, max_value: 2}\n", "write for each parameter sampler_type"),
     ],
 )
 def test_an_older_format_is_refused_with_what_to_change(text: str, told: str) -> None:

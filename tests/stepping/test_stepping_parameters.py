@@ -15,8 +15,8 @@ from pipeline.messages.service import LessonsState, Permit
 from pipeline.messages.simulator import Act, Reset, Sampler
 from pipeline.stepping.parameters import Parameters
 
-UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0))
-GAUSSIAN = Sampler(kind="gaussian", values=(5.0, 0.1))
+UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0), seed=-1)
+GAUSSIAN = Sampler(kind="gaussian", values=(5.0, 0.1), seed=-1)
 
 
 def state(serial: int, resets: int = 0, **numbers: int) -> LessonsState:
@@ -48,6 +48,11 @@ def test_each_sampler_in_each_simulator_and_lesson_has_a_seed_of_its_own_that_fi
     assert all(0 <= seed < 2**31 for seed in seeds)
     again = Parameters({"b": [UNIFORM, UNIFORM], "a": [UNIFORM, UNIFORM]}, seed=3)
     assert again.all(0).samplers["a"].seed == seeds[0], "the order of the file does not matter"
+
+
+def test_a_sampler_with_a_seed_of_its_own_has_it_in_the_first_simulator_and_the_next_in_the_others() -> None:
+    written = Parameters({"a": [Sampler(kind="uniform", values=(0.0, 1.0), seed=2**31 - 1)]}, seed=3)
+    assert [written.all(simulator).samplers["a"].seed for simulator in range(3)] == [2**31 - 1, 0, 1]
 
 
 def test_only_what_has_changed_is_told_again() -> None:

@@ -47,7 +47,7 @@ class CuriosityModels(nn.Module):
         super().__init__()
         self._actions = spec.actions
         done = spec.actions.continuous + spec.actions.mask_size
-        self.features = Features(spec, settings.encoder, 0, generator)
+        self.features = Features(spec, settings.network_settings, 0, generator)
         units = self.features.size
         self.inverse = dense([2 * units, _UNITS], generator)
         self.inverse_head = linear(_UNITS, done, 1.0, generator)

@@ -82,7 +82,7 @@ class Discriminator(nn.Module):
         self._generator = generator
         self.uses_actions = settings.use_actions
         more = spec.actions.continuous + spec.actions.mask_size + 1 if settings.use_actions else 0
-        self.features = Features(spec, settings.encoder, more, generator)
+        self.features = Features(spec, settings.network_settings, more, generator)
         self.code: nn.Linear | None = None
         if settings.use_vail:
             self.code = linear(self.features.size, CODE, _CODE_GAIN, generator)

@@ -37,8 +37,10 @@ class Distillation(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, settings: RndSettings, generator: torch.Generator) -> None:
         super().__init__()
-        self.predictor = Features(spec, settings.encoder, 0, generator)
-        plain = settings.encoder.model_copy(update={"normalize": False})  # it reads what the predictor's has prepared
+        self.predictor = Features(spec, settings.network_settings, 0, generator)
+        plain = settings.network_settings.model_copy(
+            update={"normalize": False}
+        )  # it reads what the predictor's has prepared
         self.target = Features(spec, plain, 0, generator).requires_grad_(False)
 
     def forward(self, inputs: Inputs) -> Tensor:
