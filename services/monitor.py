@@ -75,6 +75,7 @@ class RunInfo:
         patience_s: seconds after which a behavior gets a line although no interval has ended.
         sinks: services at the end of the flow, whose waiting is judged.
         stall_timeout_s: seconds without a move that make a stall.
+        again: a start of the monitor has died before this one.
         log_bytes: of `services.jsonl` and `metrics.jsonl`, which are put aside then; `logs_kept` of each are kept.
     """
 
@@ -90,6 +91,7 @@ class RunInfo:
     patience_s: float = 60.0
     sinks: Sequence[str] = ()
     stall_timeout_s: float = 300.0
+    again: bool = False
     log_bytes: int = 16 * 2**20
     logs_kept: int = 3
 
@@ -106,6 +108,7 @@ async def run(context: Context) -> None:
         training=learns,
         sinks=context.run.sinks,
         stall_timeout_s=settings.pipeline.stall_timeout_s,
+        again=not context.first,
         log_bytes=settings.pipeline.logs.most_bytes,
         logs_kept=settings.pipeline.logs.kept,
     )
@@ -155,6 +158,7 @@ async def monitor(
         for service in run.services:
             subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
         watch = Watch(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
+        registry.add("unwatched_s", watch.unwatched_s)
         writing = Writing(registry, logs.get(), clock, limit_s=0)
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
@@ -204,6 +208,8 @@ class Watch:
 
     Attributes:
         stalled: what had not gone on for too long at the last look.
+        unwatched_s: seconds for which nobody looked, between a start that died and this one; what happened then is in
+            the sums of the next interval.
 
     Args:
         run: what is watched.
@@ -239,6 +245,7 @@ class Watch:
         self._last: dict[str, Interval] = {}
         self._stalls = Stalls(run.sinks, run.stall_timeout_s)
         self.stalled: list[Stall] = []
+        self.unwatched_s = 0.0
         self._restore()
 
     def take(self, subscription: Subscription) -> None:
@@ -364,9 +371,13 @@ class Watch:
         try:
             state = json.loads(text)
             paces = {behavior: Pace.restored(pace) for behavior, pace in state["paces"].items()}
-            self._intervals.restore(state["intervals"], self._wall_clock() - state["time_s"])
+            gap_s = self._wall_clock() - state["time_s"]
+            self._intervals.restore(state["intervals"], gap_s)
             self._overview.restore(state["services"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logs.get().warning("monitor.json can not be read: counting starts again", error=repr(error))
             return
         self._paces = paces
+        if self._run.again:
+            self.unwatched_s = max(0.0, gap_s)
+            logs.get().warning("unwatched", seconds=round(self.unwatched_s, 1))

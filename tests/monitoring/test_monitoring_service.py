@@ -81,8 +81,11 @@ async def test_a_restarted_monitor_goes_on_where_the_last_one_died(
         first.kill()
     assert not (folder / "curves.png").exists()
     fake_run.restart("assembly")
-    async with watching(transport, folder) as second:
+    await seconds(2)
+    async with watching(transport, folder, again=True) as second:
         await work(fake_run, transport, 3)
+    assert [record.counters["unwatched_s"] for _, record in first.published] == [0.0] * len(first.published)
+    assert {record.counters["unwatched_s"] for _, record in second.published} == {2.5}
     records = second.records("interval")
     assert [record["step"] for record in records] == [10_000, 20_000, 30_000]
     assert [record["trained"] for record in records] == [10_000, 10_000, 10_000]
