@@ -120,7 +120,7 @@ class Incident:
     Attributes:
         stage: whose process died.
         start: that start of it; of assembly and of a learner the next one, by which the crash was noticed.
-        steps: how many.
+        steps: how many; below 0 for some that were told of too soon.
         cause: what they were doing there.
     """
 
@@ -293,9 +293,11 @@ class Ledger:
         for name, sources in state.latest.items():
             for source_name, mark in sources.items():
                 source = self.sources.setdefault(source_name, Source(alive=False))
+                before = source.lost
                 origin = source.origin(name, mark.began)
                 origin.received = max(origin.received, mark.steps)
                 source.produced = max(source.produced, mark.began + origin.received)
+                self._note("assembly", name, source.lost - before, "by what the learner knows of what came")
         for name, sources in state.restored.items():
             for source_name, mark in sources.items():
                 origin = self.sources[source_name].origins[name]

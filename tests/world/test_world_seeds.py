@@ -20,7 +20,7 @@ FOUND = {
     173: "a message that came damaged three times was given up",
     210: "a new assembly took some of its predecessor's batches and skipped others",
     222: "weights that a full disk refused were forgotten, and played with later",
-    271: "as 19, and the books went below 0",
+    271: "as 19, and the books went below 0; later, that less was lost than incidents told",
     313: "as 173",
     397: "coordination ended before the last word of stepping had come",
     56: "a part that died while the run stopped took its last words along",

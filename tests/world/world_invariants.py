@@ -228,7 +228,7 @@ class Watch:
         for one in incidents:
             self.require(one["stage"] in fallen, "losses", f"{name}: nothing of {one['stage']} has died: {one}")
             if one["stage"] != "learning":  # which loses updates too, since its checkpoint
-                self.require(0 < one["steps"] <= most, "losses", f"{name}: at most {most} were under way: {one}")
+                self.require(0 < abs(one["steps"]) <= most, "losses", f"{name}: at most {most} were under way: {one}")
 
     def ended(
         self,
