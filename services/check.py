@@ -17,7 +17,7 @@ from pipeline.demonstrations.episodes import RecordingError
 from pipeline.demonstrations.library import files_of, read_any
 from pipeline.errors import FAILED, SettingsError
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
-from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, not_here, read, without_effect
+from pipeline.settings import BehaviorSettings, Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from pipeline.settings.hosts import main as main_host
 from pipeline.settings.hosts import place
 
@@ -68,6 +68,8 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
     for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
         yield f"not found: {line}"
+    if refused := no_device(settings):
+        yield f"not usable: {refused}"
     for line in without_effect(settings):
         yield f"without effect: {line}"
     for line in unprotected(settings, insecure=insecure):

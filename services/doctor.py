@@ -190,12 +190,15 @@ def _clocks() -> Iterator[Row]:
 def _gpu(settings: Settings | None) -> Iterator[Row]:
     seen = sorted(Path("/dev").glob("nvidia[0-9]*"))
     device = None if settings is None else settings.torch_settings.device
-    if device not in (None, "cpu"):
-        got = f"torch_settings.device {device}"
-        remedy = "leave it out"
-        yield Row(what="gpu", state="warn", got=got, expected="the processor, which trains here", remedy=remedy)
-    else:
+    if settings is None or device in (None, "cpu"):
         yield Row(what="gpu", state="ok", got=f"{len(seen)} seen, not used: training is done on the processor")
+        return
+    from pipeline.settings import no_device
+
+    if refused := no_device(settings):
+        yield Row(what="gpu", state="bad", got=refused.got, expected=refused.expected, remedy=refused.remedy)
+    else:
+        yield Row(what="gpu", state="ok", got=f"{len(seen)} seen, torch_settings.device {device} is of use")
 
 
 # ---------------------------------------------------------------- what the configuration names

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import numpy as np
+from anyio import to_thread
 
 from pipeline import logs
 from pipeline.errors import SettingsError
@@ -41,6 +42,7 @@ from pipeline.queues.interface import Subscription, Transport
 from pipeline.queues.zmq import ZmqTransport
 from pipeline.runtime import Run
 from pipeline.security import KEYS_VARIABLE, add_insecure
+from pipeline.settings import no_device
 from services.exports import Exports
 from services.hosts import Processes
 from services.ports import SUPERVISOR
@@ -108,6 +110,9 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
         return found
     directory = prepare(args.results_dir.absolute(), args.host, found)
     topology = joined(directory, args.host)
+    learns = topology.run.playing is None
+    if learns and (refused := await to_thread.run_sync(no_device, topology.run.settings, args.host)):
+        raise refused
     logs.configure(directory, topology.run.id, f"supervisor-{args.host}", console=True)
     logs.get().info("joined", folder=str(directory), host=args.host, session=session, notice=True)
     processes = ProcessHost(directory / "logs")

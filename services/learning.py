@@ -26,6 +26,7 @@ from pipeline.learning.taken import Taken
 from pipeline.messages.matches import Assignment
 from pipeline.messages.service import LearnerState, Segments
 from pipeline.metrics import LAG_BOUNDS
+from pipeline.networks.device import usable
 from pipeline.progress import ALL
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, cancel_at_stop, publish_metrics, spec_of
@@ -344,8 +345,13 @@ class Learning:
 
 
 async def run(context: Context) -> None:
-    """Learns until stopped; then saves what there is."""
+    """Learns until stopped; then saves what there is.
+
+    Raises:
+        Unsupported: the device that it is to train on can not be used here.
+    """
     name = context.service.partition("-")[2]
+    device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     board = await context.transport.board(context.service)
     policies = await context.transport.board(f"policy-{name}")  # apart: its readers are few and its records large
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
@@ -362,7 +368,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(cancel_at_stop, context, tasks)
         spec, versions = await spec_of(context, coordination, name)
         behavior = context.run.settings.behaviors[name]
-        learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed))
+        learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed, device=device))
         context.log.info("networks", **learner.sizes)
         learning = Learning(context, learner, board, policies, receiver, coordination)
         await learning.begin(versions)

@@ -21,7 +21,7 @@ from pipeline.errors import SettingsError
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
-from pipeline.settings import Overrides, Settings, not_here, read, started_by_hand, without_effect
+from pipeline.settings import Overrides, Settings, no_device, not_here, read, started_by_hand, without_effect
 from services.check import unreadable
 from services.launch import checkpoints, launch, play
 from services.players import copy_initial, write_opponents
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inference", action="store_true", help="play the checkpoints of --run-id, learn nothing")
     parser.add_argument("--deterministic", action="store_true", help="act by the most likely action")
     parser.add_argument("--initialize-from", metavar="RUN", help="start with the weights of another run")
-    parser.add_argument("--torch-device", help="of the learners: cpu, cuda, cuda:N, mps")
+    parser.add_argument("--torch-device", help="what learners train on: cpu, cuda, cuda:N, mps (default: cpu)")
     parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
     parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
     add_insecure(parser)
@@ -204,6 +204,8 @@ def _refuse(settings: Settings, *, insecure: bool) -> None:
     """Refuses what can not be run, before anything is started."""
     lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
     lines += [*keys_missing(settings), *keys_unusable(settings)]
+    if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
+        lines.append(str(refused))
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; mend each")

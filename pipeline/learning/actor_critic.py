@@ -24,6 +24,7 @@ from pipeline.learning.memories import Memories
 from pipeline.learning.settings import TrainerSettings
 from pipeline.networks.actor import Actor
 from pipeline.networks.critic import Critic
+from pipeline.networks.device import back, over
 from pipeline.networks.encoders import Inputs
 from pipeline.networks.recurrent import Layout
 from pipeline.specs import BehaviorSpec
@@ -185,7 +186,7 @@ class ActorCritic:
     def _plain_values(self, inputs: Inputs) -> Floats:
         """[R, S], some rows at a time: they stay in the processor's cache."""
         parts = zip(*(torch.split(column, _rows_at_once(inputs)) for column in inputs), strict=True)
-        values_RS: Floats = torch.cat([self.value(rows) for rows in parts]).numpy()
+        values_RS: Floats = back(torch.cat([self.value(over(rows, self.actor.device)) for rows in parts]))
         return values_RS
 
     def _recurrent_estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
@@ -224,12 +225,12 @@ class ActorCritic:
     def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
         """Values of some rows, sequence by sequence, and the memory after each sequence."""
         network, values_from = (self.actor, self.actor.outputs) if self.critic is None else (self.critic, 0)
-        at = torch.from_numpy(rows)
-        features = network.encoder(tuple(column.index_select(0, at) for column in inputs))
-        body = network.recurrent
+        at, body = torch.from_numpy(rows), network.recurrent
         assert body is not None
-        outputs, after = body.run(features, Layout(lengths), torch.from_numpy(memory))
-        return outputs[:, values_from:].numpy(), after.numpy()
+        seen = tuple(column.index_select(0, at) for column in inputs)
+        seen, layout, before = over((seen, Layout(lengths), torch.from_numpy(memory)), self.actor.device)
+        outputs, after = body.run(network.encoder(seen), layout, before)
+        return back(outputs[:, values_from:]), back(after)
 
 
 class Tracks:

@@ -17,6 +17,7 @@ from pipeline.learning.report import UpdateReport, lags
 from pipeline.learning.settings import TrainerSettings
 from pipeline.learning.signals import Signals
 from pipeline.networks.actor import Actor
+from pipeline.networks.device import PROCESSOR
 from pipeline.specs import BehaviorSpec
 
 
@@ -36,6 +37,7 @@ class BC:
         settings: of the learner.
         generator: random source of initial weights and of the order.
         learns: False where the networks are only there to be loaded: then demonstrations are not needed.
+        device: where the network is.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
@@ -50,10 +52,11 @@ class BC:
         generator: torch.Generator,
         *,
         learns: bool = True,
+        device: torch.device = PROCESSOR,
     ) -> None:
         self.actor = Actor(spec, settings.network_settings, generator)
         self.modules = nn.ModuleDict({"actor": self.actor})
-        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
+        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate, device)
         self.signals = Signals(behavior, spec, settings, generator, learns=False)
         self.cloning: Cloning | None = (
             cloning_of(behavior, self.actor, settings, generator, alone=True) if learns else None

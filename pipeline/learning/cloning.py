@@ -12,14 +12,15 @@
    follows `learning_rate_schedule`.
 4. A network that remembers learns sequences, each from an empty memory (ML-Agents).
 
-B rows of a minibatch, E steps demonstrated, C continuous actions, K choices of all branches.
+B rows of a minibatch, E steps demonstrated, C continuous actions, D branches, K choices of all branches, Q sequences,
+M values of a recurrent memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +33,34 @@ from pipeline.demonstrations.library import Demonstrations, load
 from pipeline.learning.schedules import Coefficients, scheduled
 from pipeline.learning.settings import TrainerSettings
 from pipeline.networks.actor import Actor
+from pipeline.networks.device import over
 from pipeline.networks.distributions import FORBIDDEN
+from pipeline.networks.encoders import Inputs
 from pipeline.networks.recurrent import Layout
 
 _AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 _OVER: Final = 1e-10
 _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
+
+
+class Minibatch(NamedTuple):
+    """Demonstrated steps.
+
+    Attributes:
+        inputs: prepared observations, [B, F] of the vectors first.
+        continuous: [B, C] as simulators got them.
+        discrete: [B, D] int64 choices.
+        masks: [B, K] True = forbidden; None where nothing was.
+        layout: of the sequences, where something is remembered.
+        memory: [Q, M] at their starts, likewise.
+    """
+
+    inputs: Inputs
+    continuous: Tensor
+    discrete: Tensor
+    masks: Tensor | None
+    layout: Layout | None
+    memory: Tensor | None
 
 
 class Cloning:
@@ -119,17 +142,19 @@ class Cloning:
             return Coefficients.at(self._trainer, trained).learning_rate * wanted.strength
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
-    def _step(self, inputs: tuple[Tensor, ...], rows: Tensor, layout: Layout | None) -> float | None:
+    def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> float | None:
         """One step of Adam; the loss, or None where the gradient was not finite and nothing was done."""
         self.tried += 1
         memory = None
         if layout is not None and self._actor.recurrent is not None:
             memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)
         masks = None if self._masks is None else self._masks.index_select(0, rows)
-        head_BH, continuous_BC = self._actor(inputs, layout, memory), self._continuous.index_select(0, rows)
-        loss = imitation_loss(self._actor, head_BH, continuous_BC, self._discrete.index_select(0, rows), masks)
+        continuous, discrete = (column.index_select(0, rows) for column in (self._continuous, self._discrete))
+        shown = over(Minibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
+        head_BH = self._actor(shown.inputs, shown.layout, shown.memory)
+        loss = imitation_loss(self._actor, head_BH, shown.continuous, shown.discrete, shown.masks)
         if self._alone:
-            loss = loss + deviation_loss(self._actor, head_BH.detach(), continuous_BC)
+            loss = loss + deviation_loss(self._actor, head_BH.detach(), shown.continuous)
         for parameter in self._parameters:
             assert parameter.grad is not None
             parameter.grad.zero_()

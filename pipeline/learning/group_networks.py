@@ -25,6 +25,7 @@ from pipeline.learning.group_index import GroupIndex
 from pipeline.learning.memories import Memories
 from pipeline.learning.settings import TrainerSettings
 from pipeline.networks.actor import Actor
+from pipeline.networks.device import back, over
 from pipeline.networks.encoders import Encoder, Inputs
 from pipeline.networks.group_critic import GroupCritic, Moments, Remembered
 from pipeline.networks.limits import HEADS
@@ -264,8 +265,8 @@ class GroupNetworks:
         order = np.argsort(index.counts, kind="stable")[np.count_nonzero(index.counts == 0) :]
         for moments in np.array_split(order, -(-len(order) // self._at_once(index))):
             rows = by_moment[sequences.rows_of(starts[moments], index.decisions[moments])]
-            found, expected = self.critic(prepared.show(moments, rows))
-            values[moments], baselines[rows] = found.numpy(), expected.numpy()
+            found, expected = self.critic(over(prepared.show(moments, rows), self.actor.device))
+            values[moments], baselines[rows] = back(found), back(expected)
         return Estimates(values, baselines)
 
     # ---------------------------------------------------------------- inside
@@ -304,9 +305,9 @@ class GroupNetworks:
             at_windows[which] = groups.memories[groups.of_q[which]]
             at_sequences[of_q] = members.memories[members.of_q[of_q]]
             shown, remembered, moments, rows = self.recall(prepared, which, at_windows, at_sequences)
-            found, expected, after = self.critic.remember(shown, remembered)
-            values[moments], baselines[rows] = found.numpy(), expected.numpy()
-            of_groups, of_members = np.split(after.numpy(), [remembered.baselines])
+            found, expected, after = self.critic.remember(*over((shown, remembered), self.actor.device))
+            values[moments], baselines[rows] = back(found), back(expected)
+            of_groups, of_members = np.split(back(after), [remembered.baselines])
             groups.memories[groups.of_q[which]], members.memories[members.of_q[of_q]] = of_groups, of_members
             ending = which[last[which]]
             following = index.last[windows.group[ending]]
@@ -323,8 +324,9 @@ class GroupNetworks:
         """Values of what followed, which nothing is remembered of: the next segment begins with it."""
         shown = prepared.show(moments, np.empty(0, np.int64))
         layout = Layout(np.ones(len(moments), np.int64))
-        found, _, _ = self.critic.remember(shown, Remembered(layout, torch.from_numpy(memory), len(moments)))
-        values: Floats = found.numpy()
+        remembered = Remembered(layout, torch.from_numpy(memory), len(moments))
+        found, _, _ = self.critic.remember(*over((shown, remembered), self.actor.device))
+        values: Floats = back(found)
         return values
 
     def recall(

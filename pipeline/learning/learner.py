@@ -32,6 +32,7 @@ from pipeline.learning.signals import EXTRINSIC, Signals
 from pipeline.messages.service import PolicyWeights, Segments
 from pipeline.networks.actor import Actor
 from pipeline.networks.arrays import Arrays, non_finite, weights_sha256
+from pipeline.networks.device import PROCESSOR, back
 from pipeline.networks.weights import load_arrays, to_arrays
 from pipeline.specs import BehaviorSpec, read_spec
 
@@ -70,14 +71,20 @@ class Buffer(Protocol):
 
 
 def _algorithm(
-    behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator, *, learns: bool
+    behavior: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    generator: torch.Generator,
+    *,
+    learns: bool,
+    device: torch.device,
 ) -> tuple[Algorithm, Buffer]:
     length = settings.network_settings.sequence_length
     if settings.trainer_type == "bc":
-        return BC(behavior, spec, settings, generator, learns=learns), SegmentBuffer(length)
+        return BC(behavior, spec, settings, generator, learns=learns, device=device), SegmentBuffer(length)
     if settings.trainer_type == "poca":
-        return POCA(behavior, spec, settings, generator, learns=learns), GroupBuffer(length)
-    return PPO(behavior, spec, settings, generator, learns=learns), SegmentBuffer(length)
+        return POCA(behavior, spec, settings, generator, learns=learns, device=device), GroupBuffer(length)
+    return PPO(behavior, spec, settings, generator, learns=learns, device=device), SegmentBuffer(length)
 
 
 class Learner:
@@ -95,6 +102,7 @@ class Learner:
         settings: of its learner.
         seed: of the run; each behavior draws numbers of its own from it.
         learns: False for one that only holds weights to play with: demonstrations are not needed then.
+        device: where the networks are (`networks.device`); what is handed in and out is on the processor.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
@@ -102,7 +110,14 @@ class Learner:
     """
 
     def __init__(
-        self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, seed: int, *, learns: bool = True
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        seed: int,
+        *,
+        learns: bool = True,
+        device: torch.device = PROCESSOR,
     ) -> None:
         self._learns = learns
         self.behavior = behavior
@@ -113,7 +128,10 @@ class Learner:
         self.stale = 0
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        self._algorithm, self._buffer = _algorithm(behavior, spec, settings, self._generator, learns=learns)
+        self._device = device
+        self._algorithm, self._buffer = _algorithm(
+            behavior, spec, settings, self._generator, learns=learns, device=device
+        )
         self._episode_returns: list[NDArray[np.float32]] = []
         self._spec = spec
 
@@ -144,10 +162,11 @@ class Learner:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the networks are made of, for the log: features of the body, and parameters of actor and critic."""
+        """What the networks are made of, for the log: where they are, features of the body, and parameters."""
         actor = self._algorithm.actor
         memory = self.settings.network_settings.memory
         return {
+            "device": str(actor.device),
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
             "features": actor.encoder.size,
             "hidden_units": self.settings.network_settings.hidden_units,
@@ -251,7 +270,7 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Copies of everything needed to go on; not the buffer."""
-        moments: Arrays = {name: moment.numpy().copy() for name, moment in _moments(self._algorithm).items()}
+        moments: Arrays = {name: back(moment).copy() for name, moment in _moments(self._algorithm).items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
@@ -320,7 +339,9 @@ class Learner:
         mates = checkpoint.description.get("mates", {})
         if list(self.mates) == list(mates):
             return self._algorithm
-        algorithm, _ = _algorithm(self.behavior, self._spec, self.settings, self._generator, learns=self._learns)
+        algorithm, _ = _algorithm(
+            self.behavior, self._spec, self.settings, self._generator, learns=self._learns, device=self._device
+        )
         if isinstance(algorithm, POCA):
             algorithm.meet({name: read_spec(plain) for name, plain in mates.items()})
         return algorithm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from pipeline.learning.parameters import FlatParameters
+from pipeline.networks.device import PROCESSOR
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 _USUAL: Final[Any] = {
@@ -30,6 +31,7 @@ class Adam:
     PyTorch's function without its optimiser class, whose hooks take longer than a small network's step.
 
     Attributes:
+        device: where the parameters, their gradients and its state are.
         learning_rate: of the next step.
         moments: its state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since it was made; may be read from another thread.
@@ -37,15 +39,17 @@ class Adam:
     Args:
         modules: whose parameters it moves; they become views of one block.
         learning_rate: at the start.
+        device: where they are moved.
     """
 
-    def __init__(self, modules: nn.Module, learning_rate: float) -> None:
+    def __init__(self, modules: nn.Module, learning_rate: float, device: torch.device = PROCESSOR) -> None:
         self._modules = modules
+        self.device = device
         self.tried = 0
         self.learning_rate = learning_rate
-        self.parameters = FlatParameters(modules)
+        self.parameters = FlatParameters(modules, device=device)
         flat = self.parameters.flat.detach()
-        self.moments = {"step": torch.zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
+        self.moments = {"step": flat.new_zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
         self._state: Any = {
             "params": [flat],
             "grads": [self.parameters.gradient],
@@ -75,7 +79,7 @@ class Adam:
 
     def grown(self) -> Adam:
         """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
-        grown = Adam(self._modules, self.learning_rate)
+        grown = Adam(self._modules, self.learning_rate, self.device)
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from pipeline.networks.device import PROCESSOR
+
 
 class FlatParameters:
     """Moves the parameters of modules into one flat tensor, whose views they become.
@@ -19,23 +21,24 @@ class FlatParameters:
         gradient: [P] its gradient, `flat.grad`.
 
     Args:
-        modules: in the order of their parameters in the block; must stay on their device.
+        modules: in the order of their parameters in the block; they must stay there.
+        device: where the block is. Buffers stay where they are, on the processor.
     """
 
-    def __init__(self, *modules: nn.Module) -> None:
+    def __init__(self, *modules: nn.Module, device: torch.device = PROCESSOR) -> None:
         named = [named for module in modules for named in module.named_parameters()]
         self._names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = sizes = [parameter.numel() for parameter in parameters]
         with torch.no_grad():
-            block = torch.cat([parameter.reshape(-1) for parameter in parameters])
+            block = torch.cat([parameter.reshape(-1).to(device) for parameter in parameters])
         self.flat = nn.Parameter(block)
         self.gradient = torch.zeros_like(block)
         self.flat.grad = self.gradient
         views = zip(parameters, torch.split(block, sizes), torch.split(self.gradient, sizes), strict=True)
         for parameter, values, gradient in views:
-            parameter.data = values.view_as(parameter)
+            place(parameter, values.view_as(parameter))
             parameter.grad = gradient.view_as(parameter)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
@@ -52,3 +55,8 @@ class FlatParameters:
         """
         self.gradient.zero_()
         torch.autograd.backward(outputs, gradients)
+
+
+def place(parameter: nn.Parameter, values: Tensor) -> None:
+    """Makes a parameter a view of its values, wherever these are; who holds the parameter holds the same one."""
+    parameter.data = values

@@ -54,6 +54,7 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.learning.signals import EXTRINSIC, Signals, by_series
 from pipeline.learning.signals.beginnings import Beginnings
 from pipeline.learning.signals.steps import Steps
+from pipeline.networks.device import PROCESSOR, over
 from pipeline.networks.group_critic import Moments, Remembered
 from pipeline.specs import BehaviorSpec
 
@@ -88,8 +89,8 @@ class Criticised(NamedTuple):
         remembered: sequences, and what it remembers at their starts; None where nothing is remembered.
     """
 
-    moments: Tensor
-    rows: Tensor
+    moments: Numbers
+    rows: Numbers
     shown: Moments
     remembered: Remembered | None
 
@@ -111,6 +112,7 @@ class POCA:
         settings: of the learner.
         generator: random source of initial weights and of shuffling.
         learns: False where the networks are only there to be loaded: then demonstrations are not needed.
+        device: where the networks are.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
@@ -125,14 +127,15 @@ class POCA:
         generator: torch.Generator,
         *,
         learns: bool = True,
+        device: torch.device = PROCESSOR,
     ) -> None:
         self.settings = settings
         self.generator = generator
         self.networks = GroupNetworks(behavior, spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
-        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
-        self.signals = Signals(behavior, spec, settings, generator, learns=learns)
+        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate, device)
+        self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
         self._beginnings = Beginnings()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
@@ -157,7 +160,8 @@ class POCA:
         done = []
         for _ in range(self.settings.hyperparameters.num_epoch):
             for (rows, recalled, at_B), criticised in self._minibatches(batch, prepared, estimates, targets):
-                done.append(self._step(rows, recalled, criticised, targets, coefficients))
+                there = over((rows, recalled, criticised), self.optimizer.device)
+                done.append(self._step(*there, targets, coefficients))
                 self.signals.learn(at_B)
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.networks.update(prepared)
@@ -256,10 +260,10 @@ class POCA:
         """Some windows."""
         if found.groups is not None and found.members is not None:
             shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
-            return Criticised(torch.from_numpy(moments), torch.from_numpy(rows), shown, remembered)
+            return Criticised(moments, rows, shown, remembered)
         windows = prepared.windows
         moments, rows = windows.moments(which), windows.first_q[windows.of_windows(which)]
-        return Criticised(torch.from_numpy(moments), torch.from_numpy(rows), prepared.show(moments, rows), None)
+        return Criticised(moments, rows, prepared.show(moments, rows), None)
 
     def _step(
         self,
@@ -298,14 +302,14 @@ class POCA:
         return chosen.objective, squares_MS, squares_BS, chosen.entropy
 
     def _squares(
-        self, found: Tensor, returns_: Tensor, before: Tensor, which: Tensor, epsilon: float, weight: float
+        self, found: Tensor, returns_: Tensor, before: Tensor, which: Numbers, epsilon: float, weight: float
     ) -> tuple[Tensor, Tensor]:
         """Squared errors of some values or baselines, and the derivative of their mean times `weight`."""
         if not len(which):  # moments at which only mates decided, or somebody ended
             return found.new_zeros(1, found.shape[1]), torch.zeros_like(found)
-        clipped = self.settings.hyperparameters.clip_value_loss
-        old = before.index_select(0, which) if clipped else None
-        return losses.value_loss_of(found, returns_.index_select(0, which), old, epsilon, weight)
+        at, clipped = torch.from_numpy(which), self.settings.hyperparameters.clip_value_loss
+        aims = returns_.index_select(0, at), before.index_select(0, at) if clipped else None
+        return losses.value_loss_of(found, *over(aims, found.device), epsilon, weight)
 
     def _statistics(
         self,

@@ -43,6 +43,7 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.learning.signals import Signals
 from pipeline.learning.signals.beginnings import Beginnings
 from pipeline.learning.signals.steps import Steps
+from pipeline.networks.device import PROCESSOR, over
 from pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
@@ -67,6 +68,7 @@ class PPO:
         settings: of the learner.
         generator: random source of initial weights and of shuffling.
         learns: False where the networks are only there to be loaded: then demonstrations are not needed.
+        device: where the networks are.
 
     Raises:
         Unsupported: the spec or the settings ask for what can not be built.
@@ -81,14 +83,15 @@ class PPO:
         generator: torch.Generator,
         *,
         learns: bool = True,
+        device: torch.device = PROCESSOR,
     ) -> None:
         self.settings = settings
         self.generator = generator
         self.networks = ActorCritic(spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
-        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate)
-        self.signals = Signals(behavior, spec, settings, generator, learns=learns)
+        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate, device)
+        self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
         self._beginnings = Beginnings()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
@@ -112,7 +115,7 @@ class PPO:
                 if recurrence is None
                 else recurrent_minibatches(rows, recurrence, hyper.batch_size // batch.sequence_length, self.generator)
             ):
-                done.append(self._step(minibatch, recalled, coefficients))
+                done.append(self._step(*over((minibatch, recalled), self.optimizer.device), coefficients))
                 self.signals.learn(at_B)
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.actor.encoder.update(prepared.joined)

@@ -72,6 +72,11 @@ class Actor(nn.Module):
         """The body, where it remembers."""
         return self.body if isinstance(self.body, Recurrent) else None
 
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are, and what it reads has to be; the statistics of observations need not."""
+        return self.log_sigma.device
+
     def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
         """Means and logits, [B, H], then values, of observations that `encoder.prepare` has seen.
 

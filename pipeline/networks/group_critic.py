@@ -190,8 +190,8 @@ class GroupCritic(nn.Module):
                 embedded.append((silu(seen), silu(seen + acted(done))))
         m, n, _ = moments.shape
         if not embedded:  # nobody is there
-            nothing = torch.zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
-            return nothing, torch.zeros(m, n, dtype=torch.bool)
+            nothing = moments.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
+            return nothing, moments.counts.new_zeros(m, n, dtype=torch.bool)
         pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
         inputs = [self.attention.before(column) for column in pairs]
         features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)
@@ -199,7 +199,7 @@ class GroupCritic(nn.Module):
         if moments.places is None:
             return tokens.view(m, n, -1), None
         padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, moments.places, tokens)
-        here = torch.zeros(m * n, dtype=torch.bool)
+        here = tokens.new_zeros(m * n, dtype=torch.bool)
         here[moments.places] = True
         return padded.view(m, n, -1), here.view(m, n)
 
@@ -218,7 +218,7 @@ class GroupCritic(nn.Module):
         n = inputs[0].shape[1]
         (queries, keys, values), (acted_queries, acted_keys, acted_values) = map(heads, projected)
         scale = 1 / math.sqrt(queries.shape[3])
-        itself_JN = torch.eye(n, dtype=torch.bool)[:own]
+        itself_JN = torch.eye(n, dtype=torch.bool, device=queries.device)[:own]
         # Logits [M, H, J, query, key] are four cases: whether the query, and whether the key, is member j.
         acted_MHNN = acted_queries @ acted_keys.transpose(2, 3) * scale
         to_own_MHNJ = acted_queries @ keys[:, :, :own].transpose(2, 3) * scale

@@ -7,6 +7,7 @@ each), O outputs.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,6 +60,13 @@ class Layout:
         self.sizes = torch.from_numpy(sizes_T)
         self.by_length = torch.from_numpy(by_length_Q)
         self.by_number = torch.from_numpy(np.argsort(by_length_Q, kind="stable"))
+
+    def to(self, device: torch.device) -> Layout:
+        """The same on a device, but for the sizes: PyTorch wants them on the processor."""
+        moved = copy.copy(self)
+        for name in ("order", "inverse", "by_length", "by_number"):
+            setattr(moved, name, getattr(self, name).to(device))
+        return moved
 
 
 class Memory(nn.LSTM):

@@ -12,22 +12,23 @@ from torch import nn
 
 from pipeline.errors import CheckpointError
 from pipeline.networks.arrays import Arrays
+from pipeline.networks.device import back
 
 
 def to_arrays(module: nn.Module) -> Arrays:
-    """Copies of a module's parameters and buffers, by their names in its state dict."""
-    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+    """Copies of a module's parameters and buffers, by their names in its state dict, from any device."""
+    return {name: back(tensor).copy() for name, tensor in module.state_dict().items()}
 
 
 def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copies `arrays` into a module, which must have exactly these names, shapes and dtypes.
+    """Copies `arrays` into a module, wherever it is, which must have exactly these names, shapes and dtypes.
 
     Raises:
         CheckpointError: a name, shape or dtype differs; the module is unchanged.
     """
     own = module.state_dict()
     got = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
-    expected = {name: (tensor.numpy().dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
+    expected = {name: (back(tensor).dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
     if differing := sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)):
         raise CheckpointError(
             got=f"weights {_shown(got, differing)}",

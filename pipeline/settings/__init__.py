@@ -9,7 +9,7 @@ from pipeline.settings.load import Loaded, load, parse_settings, read
 from pipeline.settings.model import Settings
 from pipeline.settings.normal import Overrides
 from pipeline.settings.simulators import SimulatorSettings
-from pipeline.settings.support import not_here, started_by_hand, without_effect
+from pipeline.settings.support import no_device, not_here, started_by_hand, without_effect
 
 __all__ = [
     "BehaviorSettings",
@@ -18,6 +18,7 @@ __all__ = [
     "Settings",
     "SimulatorSettings",
     "load",
+    "no_device",
     "not_here",
     "parse_settings",
     "read",

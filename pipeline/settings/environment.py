@@ -110,7 +110,7 @@ class TorchSettings(_Model):
     """The `torch_settings` section.
 
     Attributes:
-        device: of the learners, as torch names it; None for the default.
+        device: of the learners, as torch names it; None for the processor.
     """
 
     device: str | None = None
@@ -119,5 +119,5 @@ class TorchSettings(_Model):
     @classmethod
     def _known(cls, device: str | None) -> str | None:
         if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?|mps", device):
-            raise ValueError(f"got {device!r}; expected cpu, cuda, cuda:N or mps; leave it out for the default")
+            raise ValueError(f"got {device!r}; expected cpu, cuda, cuda:N or mps; leave it out for the processor")
         return device

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from typing import Final
 
 from pipeline.errors import SettingsError
+from pipeline.networks.limits import Unsupported
 from pipeline.networks.settings import NetworkSettings
-from pipeline.settings.hosts import main
+from pipeline.settings.hosts import main, place
 from pipeline.settings.model import Settings
 from pipeline.settings.parameters import Curriculum
 from pipeline.simulation.unity_build import find_build
@@ -17,6 +21,8 @@ _BY_HAND: Final = {
     "godot": ("a Godot game: start it when told to", 11008),
 }
 """What somebody starts where no path is given, and the port it calls."""
+_TRIAL_S: Final = 120.0
+"""A first look at a GPU may take a minute."""
 
 
 def without_effect(settings: Settings) -> list[str]:
@@ -29,8 +35,6 @@ def without_effect(settings: Settings) -> list[str]:
             lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
     if settings.debug:
         lines.append("debug: the files in logs/ hold all there is")
-    if settings.torch_settings.device not in (None, "cpu"):
-        lines.append(f"torch_settings.device {settings.torch_settings.device}: this version trains on the processor")
     for name, behavior in settings.behaviors.items():
         parameters = behavior.hyperparameters
         if behavior.time_horizon > parameters.buffer_size:
@@ -83,3 +87,35 @@ def not_here(settings: Settings) -> list[str]:
             except SettingsError as error:
                 lines.append(str(error))
     return lines
+
+
+def no_device(settings: Settings, host: str | None = None) -> Unsupported | None:
+    """Why the learners of a machine can not train on the device that the settings name; None where they can.
+
+    It is tried in a process of its own: who asks loads no torch, and holds nothing of a GPU.
+
+    Args:
+        settings: of the run.
+        host: the machine that this is; None for the one on which the run is started.
+    """
+    device, hosts = settings.torch_settings.device, settings.pipeline.hosts
+    here = main(hosts) if host is None else host
+    if device in (None, "cpu") or here not in {place(hosts, f"learning-{name}") for name in settings.behaviors}:
+        return None
+    command = [sys.executable, "-m", "pipeline.networks.device", str(device)]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S, check=False)
+        if not tried.returncode:
+            return None
+        got, expected, remedy = json.loads(tried.stdout)
+        return Unsupported(got=got, expected=expected, remedy=remedy)
+    except subprocess.TimeoutExpired:
+        what = f"which has not answered for {_TRIAL_S:g} s"
+    except ValueError:  # it died without a word of ours
+        last = next(reversed(tried.stderr.strip().splitlines()), "no word")
+        what = f"whose trial ended with status {tried.returncode}: {last:.200}"
+    return Unsupported(
+        got=f"torch_settings.device {device!r}, {what}",
+        expected="a device that works",
+        remedy="see to it, or leave torch_settings.device out",
+    )

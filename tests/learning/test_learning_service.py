@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from pipeline.learning.learner import Learner
 from pipeline.messages.matches import Assignment, Draw
 from pipeline.messages.service import LearnerState, PolicyWeights, RunState
 from pipeline.metrics import LAG_BOUNDS
+from pipeline.networks.limits import Unsupported
 from pipeline.queues.interface import Capacity
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.runtime import Context, Run, inline
@@ -79,6 +81,14 @@ def context_of(folder, start: int, transport: Any = None, *, resumed=False, **ch
         log=structlog.get_logger(),
         **{"compute": inline, **changes},
     )
+
+
+@pytest.mark.anyio
+async def test_a_device_that_is_not_there_ends_a_learner_before_it_says_anything(tmp_path) -> None:
+    context = context_of(tmp_path, 1)  # with no transport to say anything on
+    settings = parse_settings(f"{CONFIG}torch_settings: {{device: cuda:77}}\n", "test").settings
+    with pytest.raises(Unsupported, match="cuda:77"):
+        await learning.run(replace(context, run=replace(context.run, settings=settings)))
 
 
 class Killed(Exception):

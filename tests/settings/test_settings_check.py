@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.settings import no_device, parse_settings
+from services.__main__ import main as sparring
 from services.check import main
 
 
@@ -72,3 +76,77 @@ def test_demonstrations_that_are_not_there_are_named_before_a_run_needs_them(
     assert main([str(path)]) == 0
     said = capsys.readouterr().out
     assert "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which is not there" in said
+
+
+# ---------------------------------------------------------------- the device to train on
+
+ON_THE_RACK = """
+behaviors: {Ball: , Goal: }
+torch_settings: {device: cuda:77}
+pipeline: {port: 5100, hosts: {desk: {address: 10.0.0.1}, rack: {address: 10.0.0.2, services: [learning-Ball]}}}
+"""
+ON_ONE = "behaviors: {Ball: }\ntorch_settings: {device: cuda:77}\n"
+
+
+class Trial:
+    """In place of the process in which a device is tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: int = 0, out: str = "", err: str = "") -> None:
+        self.devices: list[str] = []
+        self.ended = subprocess.CompletedProcess([], status, out, err)
+        monkeypatch.setattr(subprocess, "run", self.run)
+
+    def run(self, command: list[str], **_: Any) -> Any:
+        self.devices.append(command[-1])
+        if self.ended.returncode == 99:
+            raise subprocess.TimeoutExpired(command, 1.0)
+        return self.ended
+
+
+def test_a_device_is_tried_where_a_learner_is_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    for text in ("behaviors: {A: }", "behaviors: {A: }\ntorch_settings: {device: cpu}"):
+        assert no_device(parse_settings(text, "test").settings) is None
+    assert trial.devices == []
+    assert no_device(parse_settings(ON_ONE, "test").settings) is None
+    assert trial.devices == ["cuda:77"]
+    both = parse_settings(ON_THE_RACK, "test").settings
+    moved = parse_settings(ON_THE_RACK.replace("learning-Ball", "learning"), "test").settings
+    for settings, host, tried in ((both, None, 1), (both, "rack", 1), (moved, None, 0), (moved, "rack", 1)):
+        trial.devices.clear()
+        assert no_device(settings, host) is None
+        assert len(trial.devices) == tried
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "said"),
+    [
+        (1, '["this card", "another", "buy one"]', "got this card; expected another; buy one"),
+        (-11, "", "whose trial ended with status -11: last words"),
+        (99, "", "which has not answered for"),
+    ],
+)
+def test_why_a_device_can_not_be_used_is_said(
+    status: int,
+    out: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Trial(monkeypatch, status, out, "first\nlast words\n")
+    assert main([_file(tmp_path, ON_ONE)]) == 0
+    assert said in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not usable: got "))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_device_that_is_not_there_is_refused_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    options = ["--torch-device", "cuda:77", "--results-dir", str(results)]
+    assert sparring(["train", _file(tmp_path, "behaviors: {Ball: }"), *options]) == 2
+    said = capsys.readouterr().err
+    assert "torch_settings.device 'cuda:77', which PyTorch" in said
+    assert "leave torch_settings.device out" in said
+    assert not results.exists()

@@ -22,6 +22,7 @@ from pipeline.learning.signals.curiosity import Curiosity
 from pipeline.learning.signals.gail import Gail
 from pipeline.learning.signals.rnd import Rnd
 from pipeline.learning.signals.steps import Floats, Steps
+from pipeline.networks.device import PROCESSOR
 from pipeline.specs import BehaviorSpec
 
 EXTRINSIC: Final = "extrinsic"
@@ -42,7 +43,7 @@ class Source(Protocol):
         """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
 
     def learn(self, at_B: Tensor) -> None:
-        """One step on some rows of the batch."""
+        """One step on some rows of the batch, whose numbers are on the processor."""
 
     def goes_on(self, ends: int, steps: int) -> float:
         """How much of the value of a beginning follows the end of an episode, 0 to 1.
@@ -73,6 +74,7 @@ class Signals:
         settings: of the learner.
         generator: random source of initial weights and of sampling.
         learns: False where the networks are only there to be loaded: then demonstrations are not needed.
+        device: where the networks are.
 
     Raises:
         Unsupported: no encoder can be built for an observation.
@@ -87,17 +89,18 @@ class Signals:
         generator: torch.Generator,
         *,
         learns: bool = True,
+        device: torch.device = PROCESSOR,
     ) -> None:
         wanted = settings.reward_signals
         self.settings = wanted.named()
         self.sources: dict[str, Source] = {}
         if wanted.gail is not None:
             shown = load(wanted.gail.demo_path, behavior, spec) if learns else None
-            self.sources["gail"] = Gail(spec, wanted.gail, shown, generator)
+            self.sources["gail"] = Gail(spec, wanted.gail, shown, generator, device)
         if wanted.curiosity is not None:
-            self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator)
+            self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
         if wanted.rnd is not None:
-            self.sources["rnd"] = Rnd(spec, wanted.rnd, generator)
+            self.sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
         self._sums = {name: EpisodeSums() for name in self.sources}
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pipeline.learning.optimizer import Adam
 from pipeline.learning.settings import CuriositySettings
 from pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
+from pipeline.networks.device import PROCESSOR, back, over
 from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
@@ -84,11 +85,18 @@ class Curiosity:
         spec: of the behavior.
         settings: of the signal.
         generator: random source of initial weights.
+        device: where they are.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: CuriositySettings, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        spec: BehaviorSpec,
+        settings: CuriositySettings,
+        generator: torch.Generator,
+        device: torch.device = PROCESSOR,
+    ) -> None:
         self.module = CuriosityModels(spec, settings, generator)
-        self.optimizer = Adam(self.module, settings.learning_rate)
+        self.optimizer = Adam(self.module, settings.learning_rate, device)
         self._largest = 1 / settings.strength if settings.strength else 0.0
         self._joined: Inputs = ()
         self._inputs: Inputs = ()
@@ -108,7 +116,7 @@ class Curiosity:
         with torch.no_grad():
             blocks = torch.split(torch.arange(len(steps)), _ROWS_AT_ONCE)
             errors_r = torch.cat([self._errors(at)[0] for at in blocks])
-        rewards: Floats = errors_r.clamp_(max=self._largest).numpy()
+        rewards: Floats = back(errors_r.clamp_(max=self._largest))
         return rewards
 
     def learn(self, at_B: Tensor) -> None:
@@ -116,7 +124,7 @@ class Curiosity:
         forward_B, inverse_B = self._errors(at_B)
         forward, inverse = forward_B.mean(), inverse_B.mean()
         loss = LOSS * (FORWARD * forward + (1 - FORWARD) * inverse)
-        if self.optimizer.step((loss,), (torch.ones(()),)):
+        if self.optimizer.step((loss,), (torch.ones_like(loss),)):
             self._taken.append((forward.detach(), inverse.detach()))
             self.module.updated.fill_(1)
 
@@ -138,5 +146,6 @@ class Curiosity:
 
     def _errors(self, at_B: Tensor) -> tuple[Tensor, Tensor]:
         after = some(self._inputs, self._following.index_select(0, at_B))
-        errors: tuple[Tensor, Tensor] = self.module(some(self._inputs, at_B), after, self._done.index_select(0, at_B))
+        shown = some(self._inputs, at_B), after, self._done.index_select(0, at_B)
+        errors: tuple[Tensor, Tensor] = self.module(*over(shown, self.optimizer.device))
         return errors

@@ -36,6 +36,7 @@ from pipeline.learning.optimizer import Adam
 from pipeline.learning.settings import ExtrinsicSettings, GailSettings
 from pipeline.learning.signals.ends import Absorbing
 from pipeline.learning.signals.steps import Features, Floats, Steps, linear, some
+from pipeline.networks.device import PROCESSOR, over
 from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
@@ -51,7 +52,7 @@ _ROWS_AT_ONCE: Final = 4096
 
 
 class Shown(NamedTuple):
-    """Rows of one side.
+    """Rows of one side, on the processor.
 
     Attributes:
         inputs: prepared observations.
@@ -109,7 +110,8 @@ class Discriminator(nn.Module):
         mean_BZ: Tensor = self.code(features_BU)
         code_BZ = mean_BZ
         if noise:
-            code_BZ = mean_BZ + self.sigma * torch.randn(mean_BZ.shape, generator=self._generator)
+            noise_BZ = torch.randn(mean_BZ.shape, generator=self._generator)
+            code_BZ = mean_BZ + self.sigma * over(noise_BZ, mean_BZ.device)
         return self.head(code_BZ).squeeze(1), mean_BZ
 
 
@@ -125,13 +127,19 @@ class Gail:
         settings: of the signal.
         shown: the demonstrations; None where nothing is to be learned.
         generator: random source of initial weights and of sampling.
+        device: where the discriminator is.
     """
 
     def __init__(
-        self, spec: BehaviorSpec, settings: GailSettings, shown: Demonstrations | None, generator: torch.Generator
+        self,
+        spec: BehaviorSpec,
+        settings: GailSettings,
+        shown: Demonstrations | None,
+        generator: torch.Generator,
+        device: torch.device = PROCESSOR,
     ) -> None:
         self.module = Discriminator(spec, settings, generator)
-        self.optimizer = Adam(self.module, settings.learning_rate)
+        self.optimizer = Adam(self.module, settings.learning_rate, device)
         self._generator = generator
         self._taken: list[dict[str, Tensor]] = []
         if shown is not None:
@@ -153,7 +161,7 @@ class Gail:
         """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
         self._policy = self.module.show(steps)
         self._taken = []
-        logits_r = torch.cat([self._logits(self._policy, rows) for rows in _blocks(len(steps))])
+        logits_r = torch.cat([self._logits(self._policy, rows) for rows in _blocks(len(steps))]).cpu()
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
         return rewards
 
@@ -165,7 +173,8 @@ class Gail:
     def learn(self, at_B: Tensor) -> None:
         """One step on some rows of the batch, and as many of the demonstrations."""
         which_B = torch.randint(len(self._learned), (len(at_B),), generator=self._generator)
-        self._taken += self.step(self._policy.rows(at_B), self._expert.rows(which_B))
+        sides = self._policy.rows(at_B), self._expert.rows(which_B)
+        self._taken += self.step(*over(sides, self.optimizer.device))
 
     def statistics(self) -> dict[str, float]:
         """Of the steps since `begin`."""
@@ -176,7 +185,12 @@ class Gail:
         return found
 
     def step(self, policy: Shown, expert: Shown) -> list[dict[str, Tensor]]:
-        """One step on as many rows of both sides; what it was like, or nothing where the gradient was not finite."""
+        """One step on as many rows of both sides; what it was like, or nothing where the gradient was not finite.
+
+        Args:
+            policy: rows, where the discriminator is.
+            expert: likewise.
+        """
         rows = len(expert.inputs[0])
         logits_2B, mean_2BZ = self.module(_both(policy, expert), True)
         policy_B, expert_B = logits_2B.split(rows)
@@ -196,17 +210,17 @@ class Gail:
         penalty = self._penalty(policy, expert)
         loss = loss + PENALTY * penalty
         said["Policy/GAIL Grad Mag Loss"] = penalty.detach()
-        if not self.optimizer.step((loss,), (torch.ones(()),)):
+        if not self.optimizer.step((loss,), (torch.ones_like(loss),)):
             return []
         if divergence is not None:
-            self.module.beta.add_(BETA_STEP * (divergence.detach() - INFORMATION)).clamp_(min=0)
+            self.module.beta.add_(BETA_STEP * (divergence.detach().cpu() - INFORMATION)).clamp_(min=0)
         return [said]
 
     # ---------------------------------------------------------------- inside
 
     def _penalty(self, policy: Shown, expert: Shown) -> Tensor:
         """(4), without its weight."""
-        share_B = torch.rand(len(expert.inputs[0]), generator=self._generator)
+        share_B = over(torch.rand(len(expert.inputs[0]), generator=self._generator), self.optimizer.device)
         pairs = zip(policy.inputs, expert.inputs, strict=True)
         columns = [_between(one, other, share_B).requires_grad_() for one, other in pairs]
         more = None
@@ -222,7 +236,7 @@ class Gail:
 
     @torch.no_grad()
     def _logits(self, shown: Shown, rows: Tensor) -> Tensor:
-        logits_B: Tensor = self.module(shown.rows(rows), False)[0]
+        logits_B: Tensor = self.module(over(shown.rows(rows), self.optimizer.device), False)[0]
         return logits_B
 
     def _names(self) -> list[str]:

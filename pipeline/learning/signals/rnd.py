@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.learning.optimizer import Adam
+from pipeline.learning.parameters import place
 from pipeline.learning.settings import RndSettings
 from pipeline.learning.signals.steps import Features, Floats, Steps, some
+from pipeline.networks.device import PROCESSOR, back, over
 from pipeline.networks.encoders import Inputs
 from pipeline.specs import BehaviorSpec
 
@@ -60,11 +62,16 @@ class Rnd:
         spec: of the behavior.
         settings: of the signal.
         generator: random source of initial weights.
+        device: where they are.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: RndSettings, generator: torch.Generator) -> None:
+    def __init__(
+        self, spec: BehaviorSpec, settings: RndSettings, generator: torch.Generator, device: torch.device = PROCESSOR
+    ) -> None:
         self.module = Distillation(spec, settings, generator)
-        self.optimizer = Adam(self.module.predictor, settings.learning_rate)
+        self.optimizer = Adam(self.module.predictor, settings.learning_rate, device)
+        for parameter in self.module.target.parameters():  # which no optimiser moves
+            place(parameter, parameter.detach().to(device))
         self._joined: Inputs = ()
         self._inputs: Inputs = ()
         self._taken: list[Tensor] = []
@@ -77,13 +84,13 @@ class Rnd:
         self._taken = []
         with torch.no_grad():
             parts = zip(*(torch.split(column, _ROWS_AT_ONCE) for column in self._inputs), strict=True)
-            rewards: Floats = torch.cat([self.module(part) for part in parts]).numpy()
+            rewards: Floats = back(torch.cat([self.module(over(part, self.optimizer.device)) for part in parts]))
         return rewards
 
     def learn(self, at_B: Tensor) -> None:
         """One step on some rows of the batch."""
-        loss = self.module(some(self._inputs, at_B)).mean()
-        if self.optimizer.step((loss,), (torch.ones(()),)):
+        loss = self.module(over(some(self._inputs, at_B), self.optimizer.device)).mean()
+        if self.optimizer.step((loss,), (torch.ones_like(loss),)):
             self._taken.append(loss.detach())
 
     def goes_on(self, ends: int, steps: int) -> float:

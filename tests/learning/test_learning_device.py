@@ -1,0 +1,202 @@
+"""Training on a device that is not the processor: nothing mixes the two, and what is learned is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from group_helpers import LENGTH, poca_settings, record
+from group_lives import OWN, PLAIN, RICH, World, specs_of
+from other_device import ELSEWHERE, elsewhere
+from signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
+
+from pipeline.learning.checkpoints import Checkpoint
+from pipeline.learning.learner import Learner
+from pipeline.learning.ppo import PPO
+from pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
+from pipeline.messages.service import Segments
+from pipeline.networks import device as border
+from pipeline.networks.actor import Actor
+from pipeline.networks.device import PROCESSOR, back, over, usable
+from pipeline.networks.limits import Unsupported
+from pipeline.specs import BehaviorSpec
+
+PPOS: dict[str, dict[str, Any]] = {
+    "hybrid": {"normalize": True, "clip_value_loss": True},
+    "rich": {"spec": RICH},
+    "memory": {"memory": True, "previous": True, "normalize": True},
+    "rich_shared_memory": {"spec": RICH, "memory": True, "shared_critic": True},
+    "signals": {"names": NAMES, "cloned": True, "use_actions": True, "use_vail": True},
+    "signals_images": {"names": NAMES, "spec": SPECS["bytes"]},
+    "bc": {"kind": "bc", "cloned": True, "memory": True},
+}
+POCAS: dict[str, tuple[BehaviorSpec, int, dict[str, Any]]] = {
+    "mates": (PLAIN, 2, {"clip_value_loss": True}),
+    "rich_memory": (RICH, 1, {"memory": True, "previous": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def settings_of(
+    path: Path, spec: BehaviorSpec, names=("extrinsic",), cloned=False, use_actions=False, use_vail=False, **how: Any
+) -> TrainerSettings:
+    demo = write(path, spec, recorded(spec, [4, 6, 5, 3, 7]))
+    cloning = BehavioralCloningSettings(demo_path=str(demo)) if cloned else None
+    signals = signals_of(names, demo, use_actions=use_actions, use_vail=use_vail, normalize=True)
+    return trainer(signals, cloning=cloning, num_epoch=1, **how)
+
+
+def told(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
+    """What a policy of these settings plays."""
+    plain = {"trainer_type": "ppo", "behavioral_cloning": None, "reward_signals": signals_of(["extrinsic"])}
+    one = PPO("Test", spec, settings.model_copy(update=plain), torch.Generator().manual_seed(5))
+    standing: dict[int, Any] = {}
+    return [record_of(played(one, seed=seed, standing=standing)) for seed in range(2)]
+
+
+def update(learner: Learner, record: Segments) -> dict[str, float]:
+    learner.add(record)
+    report = learner.update(everything=True)
+    assert report.minibatches > 1
+    assert not report.skipped
+    return report.statistics
+
+
+def assert_same(one: Learner, other: Learner) -> None:
+    """What is saved and what is published."""
+    mine, yours = one.checkpoint(), other.checkpoint()
+    pairs = [(mine.weights, yours.weights), (mine.optimizer, yours.optimizer)]
+    for first, second in [*pairs, (one.weights().arrays, other.weights().arrays)]:
+        assert first.keys() == second.keys()
+        for name, array in first.items():
+            own, its = queries_and_values(name, array), queries_and_values(name, second[name])
+            np.testing.assert_allclose(its, own, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def queries_and_values(name: str, array: np.ndarray) -> np.ndarray:
+    """Without the biases of an attention's keys: no softmax depends on them, and Adam moves them by rounding alone."""
+    return array.reshape(3, -1)[[0, 2]] if name.endswith("attention.project.bias") else array
+
+
+# ---------------------------------------------------------------- updates
+
+
+@pytest.mark.parametrize("case", PPOS.values(), ids=PPOS)
+def test_an_update_elsewhere_mixes_nothing_and_is_that_of_the_processor(case: dict[str, Any], tmp_path: Path) -> None:
+    spec = case.get("spec", SPECS["hybrid"])
+    settings = settings_of(tmp_path, **{"spec": spec} | case)
+    records, here = told(settings, spec), Learner("Test", spec, settings, 3)
+    statistics = [update(here, one) for one in records]
+    with elsewhere() as device:
+        there = Learner("Test", spec, settings, 3, device=device)
+        assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
+        algorithm = there._algorithm
+        for network in (algorithm.modules, algorithm.signals.modules):
+            assert {parameter.device for parameter in network.parameters()} <= {ELSEWHERE}
+        assert algorithm.actor.device == ELSEWHERE
+        assert_same(here, there)
+
+
+@pytest.mark.parametrize("case", POCAS.values(), ids=POCAS)
+def test_so_is_one_of_groups_that_meet_mates_on_the_way(case: tuple[BehaviorSpec, int, dict[str, Any]]) -> None:
+    spec, mates, how = case
+    settings, specs = poca_settings(num_epoch=1, batch_size=10, **how), specs_of(spec, mates)
+    small = settings.network_settings.model_copy(update={"vis_encode_type": "fully_connected"})
+    settings = settings.model_copy(update={"network_settings": small})
+    world = World(specs, Actor(spec, settings.network_settings, torch.Generator().manual_seed(5)))
+    length = LENGTH if "memory" in how else 0
+    records = [record(world.groups(4, horizon=5), specs, length=length) for _ in range(2)]
+    met = {name: one for name, one in specs.items() if name != OWN}
+    here = Learner(OWN, spec, settings, 3)
+    here.meet(met)
+    statistics = [update(here, one) for one in records]
+    with elsewhere() as device:
+        there = Learner(OWN, spec, settings, 3, device=device)
+        there.meet(met)
+        assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
+        assert {parameter.device for parameter in there._networks.parameters()} == {ELSEWHERE}
+        assert_same(here, there)
+
+
+@pytest.mark.parametrize("goes", [True, False], ids=["there", "here"])
+def test_a_run_goes_on_where_it_did_not_begin(goes: bool, tmp_path: Path) -> None:
+    """Checkpoints know no device."""
+    spec = SPECS["hybrid"]
+    settings = settings_of(tmp_path, spec, NAMES, cloned=True, use_vail=True)
+    first, _ = told(settings, spec)
+    with elsewhere() as device:
+        begins, goes_on = (PROCESSOR, device) if goes else (device, PROCESSOR)
+        through, resumed = (Learner("Test", spec, settings, 3, device=one) for one in (begins, goes_on))
+        update(through, first)
+        kept = through.checkpoint()
+        assert isinstance(kept, Checkpoint)
+        assert all(type(array) is np.ndarray for array in (kept.weights | kept.optimizer).values())
+        resumed.restore(kept)
+        for name, array in resumed.checkpoint().optimizer.items():
+            np.testing.assert_array_equal(array, kept.optimizer[name])
+        assert resumed.weights_sha256 == through.weights_sha256
+
+
+# ---------------------------------------------------------------- the border
+
+
+@pytest.mark.parametrize("left", ["advantage", "inputs"])
+def test_a_column_that_is_left_behind_is_seen(left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of these tests."""
+
+    def careless(record: Any, device: torch.device) -> Any:
+        minibatch, recalled = record
+        return over(minibatch, device)._replace(**{left: getattr(minibatch, left)}), recalled
+
+    settings = settings_of(tmp_path, SPECS["hybrid"])
+    with elsewhere() as device:
+        learner = Learner("Test", SPECS["hybrid"], settings, 3, device=device)
+        learner.add(told(settings, SPECS["hybrid"])[0])
+        monkeypatch.setattr("pipeline.learning.ppo.over", careless)
+        with pytest.raises(RuntimeError, match="is on the processor, others are elsewhere"):
+            learner.update(everything=True)
+
+
+def test_what_is_there_is_read_by_the_way_back_only() -> None:
+    with elsewhere() as device:
+        there = over((torch.arange(3), None, (torch.ones(2),)), device)
+        assert there[0].device == there[2][0].device == ELSEWHERE
+        with pytest.raises(RuntimeError):
+            there[0].numpy()
+        np.testing.assert_array_equal(back(there[0]), [0, 1, 2])
+
+
+def test_on_the_processor_nothing_is_moved_or_copied() -> None:
+    record = (torch.arange(3), None)
+    assert over(record, PROCESSOR) is record
+    assert np.shares_memory(back(record[0]), record[0].numpy())
+
+
+# ---------------------------------------------------------------- which
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch does it where it was built without CUDA, and where no card answers."""
+    assert usable(None) == usable("cpu") == PROCESSOR
+    for failure in (AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no card\nand advice")):
+
+        def ones(*_: Any, failure: Exception = failure, **__: Any) -> None:
+            raise failure
+
+        monkeypatch.setattr(border.torch, "ones", ones)
+        with pytest.raises(Unsupported) as refused:
+            usable("cuda:1")
+        assert "torch_settings.device 'cuda:1'" in refused.value.got
+        assert refused.value.got.endswith(str(failure).splitlines()[0])
+        assert refused.value.expected.startswith("cpu")
+        assert "leave torch_settings.device out" in refused.value.remedy
