@@ -58,7 +58,7 @@ _OLD_WORDS: Final = {
     "--train": "without effect: what has no --inference learns",
     "--torch": "without effect: there is no other framework",
     "--tensorflow": "without effect: learners use torch",
-    "--cpu": "without effect: this version trains on the processor",
+    "--cpu": "the old name of --torch-device cpu",
 }
 """What `mlagents-learn` still takes, or took, and says to be out of use."""
 _OLD_FILES: Final = ("curriculum", "sampler")
@@ -177,7 +177,7 @@ def _overrides(args: argparse.Namespace) -> Overrides:
                 "no_graphics_monitor": args.no_graphics_monitor or None,
             },
             "checkpoint_settings": {"initialize_from": args.initialize_from},
-            "torch_settings": {"device": args.torch_device},
+            "torch_settings": {"device": args.torch_device or ("cpu" if "--cpu" in (args.old_words or ()) else None)},
             "pipeline": {"export": False if args.no_export else None},
         },
     )

@@ -59,7 +59,9 @@ def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:
 
 def test_words_that_mlagents_learn_takes_and_does_not_need_are_taken_and_it_is_said(tmp_path: Path) -> None:
     assert overridden(tmp_path, "--load").checkpoint_settings.resume
-    assert not overridden(tmp_path, "--train", "--torch", "--tensorflow", "--cpu").checkpoint_settings.resume
+    assert not overridden(tmp_path, "--train", "--torch", "--tensorflow").checkpoint_settings.resume
+    assert overridden(tmp_path, "--cpu").torch_settings.device == "cpu"
+    assert overridden(tmp_path, "--cpu", "--torch-device", "cuda").torch_settings.device == "cuda"
     args = parsed("ball.yaml", "--torch", "--load", "--torch", "--torch-device", "cpu")
     said = ["--torch: without effect: there is no other framework", "--load: the old name of --resume"]
     assert list(train._old_words(args)) == said
