@@ -140,6 +140,7 @@ class Simulators:
             if peer.conversation.state not in ("parting", "closed"):
                 peer.say(Bye(reason="the run ended", steps={} if peer.line is None else self._completed(peer)))
         if self._peers:
+            self._deserted = anyio.Event()  # all may have gone before, and come back
             await self._deserted.wait()
 
     async def serve(self, stream: ByteStream, guest: Guest | None = None) -> None:

@@ -341,6 +341,29 @@ async def test_a_stranger_does_not_take_the_place_of_a_simulator_by_its_number()
         assert isinstance(await first.hear(), Pong)
 
 
+async def test_the_end_waits_for_a_simulator_that_had_gone_and_came_back() -> None:
+    """What it has sent before it hears of the end counts, and so does its Bye."""
+    async with endpoint() as house:
+        gone, back = house.connect(), house.connect()
+        await gone.come_in(number=0)
+        await gone.stream.aclose()
+        await anyio.sleep(1)
+        assert not house.simulators._peers
+        await back.come_in(number=0)
+        over = anyio.Event()
+
+        async def part() -> None:
+            await house.simulators.part()
+            over.set()
+
+        house.tasks.start_soon(part)
+        assert isinstance(await back.hear(), Bye)
+        await anyio.sleep(1)
+        assert not over.is_set()
+        await back.say(Bye())
+        await over.wait()
+
+
 async def test_simulators_that_come_and_go_leave_nothing_behind_and_disturb_nobody() -> None:
     """Whenever they go: in TLS's place, in mid-Hello, in a message, with a Bye, or while they are owed an answer."""
     random = Random(1)
