@@ -195,8 +195,10 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
         assert rewards[-1] > 2.5 * UNTRAINED
         own = [line["simulators"] for line in intervals(training, "Balance")]
         kinds = {f"Player/{kind}" for kind in ("Average", "Histogram", "Latest", "Sum")}
-        assert all(set(told) == kinds for told in own)
-        messages = sum(told["Player/Sum"] for told in own) / count  # each says 1, and which of its player's it is
+        assert all(set(told) <= kinds for told in own)  # none is new in an interval between two reports of stepping
+        assert set().union(*own) == kinds
+        # Each message says 1, and which of its player's it is.
+        messages = sum(told.get("Player/Sum", 0.0) for told in own) / count
         assert abs(messages - own[-1]["Player/Latest"]) < 2
         assert messages > training.summary["behaviors"]["Balance"]["steps"] / 12
 
@@ -262,7 +264,8 @@ def test_teams_against_each_other_and_a_behavior_that_appears_late(tmp_path: Pat
     finished(played, "SoccerTwos", 1)
     books = played.summary["behaviors"]["SoccerTwos"]["books"]
     assert (books["trained"] >= 600, books["ghost"] > 200) == (True, True)
-    assert not any(line["means"]["Environment/Group Cumulative Reward"] for line in intervals(played, "SoccerTwos"))
+    rewards = [line["group_reward"] for line in intervals(played, "SoccerTwos")]
+    assert set(rewards) - {None} == {0}, "what one team wins the other loses; an interval may see no end of an episode"
     finished(trained, ("Zoo", "Late"), 1)
     assert trained.summary["behaviors"]["Late"]["steps"] >= 150
     assert last_of(trained, "Zoo", "group_reward") == 2  # 0.5 and 0.5 for those that end before, and 1 for the last
