@@ -20,7 +20,7 @@ from pipeline.keys import (
     server_tls,
     token,
 )
-from pipeline.queues.endpoints import is_open
+from pipeline.queues.endpoints import is_loopback, is_open
 from pipeline.settings import Settings
 from pipeline.settings.hosts import main, place
 
@@ -56,9 +56,16 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
         settings: of the run.
         insecure: the user has said that it may be reached without keys.
     """
-    if insecure or keys_folder(settings) is not None:
+    if insecure:
         return []
-    return [
+    players = [
+        f"got {what}, which other machines can reach; expected loopback, for no key protects it; use an SSH tunnel to "
+        "the players' ports, or say --insecure where everybody who can connect may"
+        for what, _ in _players(settings)
+    ]
+    if keys_folder(settings) is not None:
+        return players
+    return players + [
         f"got {what}, which other machines can reach, without keys; expected keys, or loopback (127.0.0.1, ::1, "
         "localhost) or unix:///PATH; make keys with `sparring keys DIR` and set pipeline.keys: DIR, use loopback and "
         "an SSH tunnel, or say --insecure where everybody who can connect may"
@@ -85,9 +92,17 @@ def keys_unusable(settings: Settings) -> list[str]:
 
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
     """Warnings of a run that the user lets be reached without keys, one line for each."""
-    if not insecure or keys_folder(settings) is not None:
+    if not insecure:
         return []
-    return [f"--insecure: {what} is open to everybody: {could}" for what, could in _reachable(settings)]
+    reachable = [] if keys_folder(settings) is not None else _reachable(settings)
+    return [f"--insecure: {what} is open to everybody: {could}" for what, could in (*_players(settings), *reachable)]
+
+
+def _players(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Where Unity players call, where that is beyond loopback."""
+    host = settings.pipeline.player_host
+    if not is_loopback(host) and any(one.name == "unity" for one in settings.launched):
+        yield f"pipeline.player_host {host!r}", _SIMULATORS_COULD
 
 
 def _reachable(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -169,7 +169,7 @@ def build(
         settings = settings if playing is None else settings.alone
         stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
         addresses = addresses_of(settings, stepping, ports)
-        simulators = simulator_plans(settings, seed, addresses, directory)
+        simulators = simulator_plans(settings, seed, addresses, directory, learns=playing is None)
         run = Run(
             id=run_id,
             directory=directory,
@@ -215,7 +215,7 @@ def joined(directory: Path, host: str) -> Topology:
         run=run,
         endpoints=endpoints,
         services=plans,
-        simulators=tuple(simulator_plans(run.settings, run.seed, run.addresses, directory)),
+        simulators=tuple(simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)),
         cores=_cores(run.settings, plans, host),
         host=host,
     )
@@ -328,10 +328,15 @@ def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
 
 
 def simulator_plans(
-    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path
+    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path, *, learns: bool = True
 ) -> list[SimulatorPlan]:
-    """All simulators of a run, on all machines, in the order of their numbers."""
+    """All simulators of a run, on all machines, in the order of their numbers.
+
+    Raises:
+        SettingsError: players are to be told something, and a library for it is missing.
+    """
     hosts = settings.pipeline.hosts
+    of_players = _of_players(settings, learns=learns)
     plans: list[SimulatorPlan] = []
     for entry in settings.launched:
         host = entry.host or main(hosts)
@@ -343,7 +348,7 @@ def simulator_plans(
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:
                 command = [sys.executable, "-m", "services", "simulator", entry.name, "--areas", str(entry.areas)]
-                for key, value in entry.options.items():
+                for key, value in {**(of_players if entry.name == "unity" else {}), **entry.options}.items():
                     command += ["--option", f"{key}={_text(value)}"]
             environment = {
                 "SPARRING_ADDRESS": address,
@@ -374,6 +379,17 @@ def shown(settings: Settings, address: str, number: int) -> dict[str, str]:
     name = f"simulator-{number}"
     certified = pipeline.credentials != "token" and (keys / "tls" / f"{name}.pem").exists()
     return {"SPARRING_KEYS": str(keys), "SPARRING_NAME": name if certified else ""}
+
+
+def _of_players(settings: Settings, *, learns: bool) -> dict[str, str]:
+    """Options of all Unity players: where they call, and what they are told of the training where that is asked for."""
+    pipeline, players = settings.pipeline, sum(one.count for one in settings.launched if one.name == "unity")
+    found = {"host": pipeline.player_host} if "player_host" in pipeline.model_fields_set else {}
+    if learns and players and pipeline.training_analytics:
+        from services.analytics import training
+
+        found["told"] = training(settings, players).hex()
+    return found
 
 
 def _restarts(settings: Settings) -> Restarts | None:

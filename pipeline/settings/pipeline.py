@@ -103,6 +103,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stop_timeout_s: seconds a service has to stop in order.
         export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
             `onnx` is installed.
+        training_analytics: Unity players are told what is trained and how, which their package hands to its vendor's
+            analytics.
         hosts: machines of the run by name, the one where it is started first; none: this one only.
         port: first of the ports that are used between several machines.
         host_timeout_s: seconds for which a machine may be away before the run ends.
@@ -120,6 +122,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)
     export: bool = True
+    training_analytics: bool = False
     hosts: dict[str, HostSettings] = Field(default={})
     port: int = Field(default=5100, ge=1024, le=65_000)
     host_timeout_s: float = Field(default=600.0, gt=0)

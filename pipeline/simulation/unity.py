@@ -26,7 +26,7 @@ from pipeline.simulation.unity_build import BUILD_PORT, EDITOR_PORT, command, fi
 from pipeline.simulation.unity_server import Calls, Gone
 from pipeline.specs import BehaviorSpec
 from pipeline.unity import Unreadable, channels
-from pipeline.unity.server import check_free
+from pipeline.unity.server import HOST, check_free
 
 if TYPE_CHECKING:
     from pipeline.unity.conversation import Conversation, Heard
@@ -52,9 +52,10 @@ class Unity:
         launch: makes the program, given the port on which it is to call; nobody's where the editor plays.
         port: on which it is to call; 0 chooses one.
         areas: training areas that the game is to make.
-        engine: side channel bytes that say how its engine runs.
+        engine: side channel bytes that say how its engine runs, and whatever else it is told first.
         connect_s: seconds to wait for its first call.
         timeout_s: seconds to wait for any other.
+        host: IP address on which it is to call.
         clock: seconds, monotonic.
     """
 
@@ -69,6 +70,7 @@ class Unity:
         engine: bytes = b"",
         connect_s: float = 60.0,
         timeout_s: float = 60.0,
+        host: str = HOST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = launch
@@ -79,6 +81,7 @@ class Unity:
         self._engine = engine
         self._connect_s = connect_s
         self._timeout_s = timeout_s
+        self._host = host
         self._clock = clock
         self._conversation: Conversation | None = None
         self._known: dict[str, BehaviorSpec] = {}
@@ -203,7 +206,7 @@ class Unity:
     def _serve(self) -> tuple[Calls, Player]:
         """Listens, from the first use on: until then it is open who speaks with the player."""
         if self._served is None:
-            calls = Calls(self._port)
+            calls = Calls(self._port, self._host)
             self._served = calls, self._launch(calls.port)
         return self._served
 
@@ -312,6 +315,8 @@ def make_unity(
     time_scale: float = 20.0,
     target_frame_rate: int = -1,
     capture_frame_rate: int = 60,
+    told: str = "",
+    host: str = HOST,
 ) -> Unity:
     """A Unity player.
 
@@ -331,9 +336,12 @@ def make_unity(
         time_scale: factor of the game's clock.
         target_frame_rate: frames per second; -1: as many as possible.
         capture_frame_rate: frames per second of the game's clock.
+        told: further side channel bytes for its first reset, in hexadecimal digits.
+        host: IP address on which it is to call; beyond loopback whoever reaches the port can be the player. A trainer
+            that speaks with it itself goes by its own settings.
 
     Raises:
-        SettingsError: no such build, or the port is not free, or a library is missing.
+        SettingsError: no such build, or the port is not free, or a library is missing; or `told` is none.
     """
     number = int(os.environ.get("SPARRING_NUMBER") or 0)
     engine = channels.engine(
@@ -342,7 +350,7 @@ def make_unity(
         time_scale=time_scale,
         target_frame_rate=target_frame_rate,
         capture_frame_rate=capture_frame_rate,
-    )
+    ) + _bytes(told)
     if path is None:
         where, connect_s = EDITOR_PORT if port is None else port, max(timeout_s, EDITOR_WAIT_S)
 
@@ -359,12 +367,24 @@ def make_unity(
             output = None if log is None else log.with_suffix(".out")
             return Player(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
 
-    check_free(where)
-    return Unity(launch, where, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s)
+    check_free(where, host)
+    return Unity(launch, where, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s, host=host)
 
 
 def _ask_for_play(player: Player, port: int) -> None:
     sys.stderr.write(f"{player.name}: press Play; waiting for its call on port {port}\n")
+
+
+def _bytes(told: str) -> bytes:
+    try:
+        found = bytes.fromhex(told)
+        list(channels.received(found))
+    except (ValueError, Unreadable) as error:
+        raise SettingsError(
+            f"got {told!r} as what the game is told ({error}); expected side channel bytes in hexadecimal digits; "
+            "leave the option told out"
+        ) from error
+    return found
 
 
 def _split(arguments: str) -> list[str]:

@@ -7,7 +7,7 @@ import queue
 import threading
 from typing import Final
 
-from pipeline.unity.server import Server
+from pipeline.unity.server import HOST, Server
 
 BROKEN: Final = "the player broke the connection off"
 
@@ -26,6 +26,7 @@ class Calls:
 
     Args:
         port: to listen on; 0 chooses one.
+        host: IP address to listen on.
 
     Attributes:
         port: on which it listens.
@@ -35,12 +36,12 @@ class Calls:
         SettingsError: the port is not free, or a library is not installed.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = HOST) -> None:
         self.open = False
         self._arrived: queue.SimpleQueue[bytes | Gone] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop()
         try:
-            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop)
+            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop, host)
         except BaseException:
             self._loop.close()
             raise

@@ -21,7 +21,7 @@ from pipeline.specs import BehaviorSpec
 from pipeline.unity import Unreadable, channels
 from pipeline.unity.columns import PlainGoals
 from pipeline.unity.conversation import PACKAGE, Conversation, Heard
-from pipeline.unity.server import Server
+from pipeline.unity.server import HOST, Server
 
 LAST_CALL_S: Final = 1.0
 """For a player's last call: longer than a frame takes, and a run's end waits for it."""
@@ -64,6 +64,7 @@ class Line:
         hear: gets what happens.
         clock: seconds, monotonic.
         loop: on which all of this happens.
+        host: IP address on which it is to call.
 
     Attributes:
         port: on which it is to call.
@@ -80,6 +81,7 @@ class Line:
         hear: Callable[[Event], None],
         clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
+        host: str = HOST,
     ) -> None:
         self._player = player
         self._seed = seed
@@ -96,7 +98,7 @@ class Line:
         self._news: dict[str, BehaviorSpec] = {}
         self._plain_goals: dict[str, PlainGoals] = {}
         self._statistics: list[Statistic] = []
-        self._server = Server(player.port, self._called, self._broken, loop)
+        self._server = Server(player.port, self._called, self._broken, loop, host)
         self.port = self._server.port
 
     def answer(self, answer: Act | Reset) -> None:

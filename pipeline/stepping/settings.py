@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -27,6 +28,8 @@ class SteppingSettings(BaseModel):
 
     Attributes:
         address: `tcp://HOST:PORT` (port 0: chosen at the start) or `unix:///PATH`. Beyond loopback it takes `keys`.
+        player_host: IP address on which Unity players call. Their protocol knows no keys: beyond loopback whoever
+            reaches their ports can be the player.
         stepping_processes: how many processes share the simulators.
         max_agents: most agents alive at once in one stepping process.
         heartbeat_s: a silent simulator sends a ping after this many seconds.
@@ -39,6 +42,7 @@ class SteppingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     address: str = "tcp://127.0.0.1:0"
+    player_host: str = "127.0.0.1"
     stepping_processes: int = Field(default=1, ge=1)
     max_agents: int = Field(default=65_536, ge=1)
     heartbeat_s: float = Field(default=5.0, gt=0)
@@ -52,6 +56,18 @@ class SteppingSettings(BaseModel):
     def _well_formed(cls, address: str) -> str:
         _split(address)
         return address
+
+    @field_validator("player_host")
+    @classmethod
+    def _an_address(cls, host: str) -> str:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise ValueError(
+                f"got {host!r}; expected an IP address of this machine; write 127.0.0.1, or 0.0.0.0 in a container "
+                "whose ports are handed on to it"
+            ) from None
+        return host
 
     @model_validator(mode="after")
     def _token_stays_here(self) -> SteppingSettings:

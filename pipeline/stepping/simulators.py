@@ -308,6 +308,7 @@ class Simulators:
                 hear=partial(self._heard, peer),
                 clock=self._house.clock,
                 loop=asyncio.get_running_loop(),
+                host=self._house.settings.player_host,
             )
         except SettingsError as error:
             got, _, rest = str(error).removeprefix("got ").partition("; expected ")

@@ -3,8 +3,7 @@
     (UUID as Microsoft's GUIDs stand in memory, 16 bytes | int32 length | payload) *
 
 all little-endian. A text is an int32 length and ASCII. A channel that is not known is skipped, as is what a newer
-package may append to a payload. On the channel of training analytics (b664a4a9-d86f-5a5f-95cb-e8353a7e8356) nothing is
-said: it tells the package's telemetry what is trained and how, and a game plays the same without.
+package may append to a payload.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from pipeline.unity import Unreadable
 ENGINE: Final = UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 PARAMETERS: Final = UUID("534c891e-810f-11ea-a9d0-822485860400")
 STATISTICS: Final = UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
+ANALYTICS: Final = UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 
 _FLOAT, _SAMPLER = 0, 1
 _KINDS: Final[dict[Distribution, int]] = {"uniform": 0, "gaussian": 1, "multirangeuniform": 2}
@@ -101,6 +101,11 @@ def sampler(key: str, kind: Distribution, values: Sequence[float], seed: int) ->
     content = _text(key) + _packed(what, "<iii", _SAMPLER, seed, _KINDS[kind])
     content += _packed(what, "<i", len(values)) if several else b""
     return _message(PARAMETERS, content + _packed(what, f"<{len(values)}f", *values))
+
+
+def analytics(payload: bytes) -> bytes:
+    """What the package's telemetry is told of the training: a `google.protobuf.Any`."""
+    return _message(ANALYTICS, payload)
 
 
 def _message(channel: UUID, payload: bytes) -> bytes:

@@ -125,6 +125,31 @@ SCHEMA: Final[dict[str, Fields]] = {
     "ObservationProto.FloatData": {"data": (1, "packed float")},
     "DemonstrationMetaProto": {"api_version": (1, "int32"), "number_steps": (3, "int32")},
     "AgentInfoActionPairProto": {"agent_info": (1, "AgentInfoProto"), "action_info": (2, "AgentActionProto")},
+    "TrainingEnvironmentInitialized": {
+        "mlagents_version": (1, "string"),
+        "mlagents_envs_version": (2, "string"),
+        "python_version": (3, "string"),
+        "torch_version": (4, "string"),
+        "torch_device_type": (5, "string"),
+        "num_envs": (6, "int32"),
+        "num_environment_parameters": (7, "int32"),
+    },
+    "TrainingBehaviorInitialized": {
+        "behavior_name": (1, "string"),
+        "trainer_type": (2, "string"),
+        "extrinsic_reward_enabled": (3, "bool"),
+        "gail_reward_enabled": (4, "bool"),
+        "curiosity_reward_enabled": (5, "bool"),
+        "rnd_reward_enabled": (6, "bool"),
+        "behavioral_cloning_enabled": (7, "bool"),
+        "recurrent_enabled": (8, "bool"),
+        "visual_encoder": (9, "string"),
+        "num_network_layers": (10, "int32"),
+        "num_network_hidden_units": (11, "int32"),
+        "trainer_threaded": (12, "bool"),
+        "self_play_enabled": (13, "bool"),
+        "curriculum_enabled": (14, "bool"),
+    },
 }
 """Fields of each message: number and type. An enum stands as int32, which is the same on the wire."""
 
@@ -145,6 +170,8 @@ class Messages:
         pair: AgentInfoActionPairProto.
         observation: ObservationProto.
         actions: ListAgentActionProto.
+        environment_initialized: TrainingEnvironmentInitialized.
+        behavior_initialized: TrainingBehaviorInitialized.
     """
 
     exchanged: type[Message]
@@ -153,6 +180,8 @@ class Messages:
     pair: type[Message]
     observation: type[Message]
     actions: type[Message]
+    environment_initialized: type[Message]
+    behavior_initialized: type[Message]
 
 
 @cache
@@ -185,6 +214,8 @@ def messages() -> Messages:
         pair=made_class("AgentInfoActionPairProto"),
         observation=made_class("ObservationProto"),
         actions=made_class("UnityRLInputProto.ListAgentActionProto"),
+        environment_initialized=made_class("TrainingEnvironmentInitialized"),
+        behavior_initialized=made_class("TrainingBehaviorInitialized"),
     )
 
 

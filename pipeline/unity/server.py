@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -21,7 +22,8 @@ from pipeline.errors import SettingsError
 from pipeline.unity.http2 import UNAVAILABLE, Connection, Violation, library
 
 HOST: Final = "127.0.0.1"
-"""A player is told a port and no address: it calls its own machine. Its protocol knows no keys."""
+"""A player is told a port and no address: it calls its own machine. Its protocol knows no keys, so who listens
+elsewhere (in a container, whose ports are handed on to it) takes whoever reaches the port."""
 PATH: Final = "/communicator_objects.UnityToExternalProto/Exchange"
 
 _LARGEST: Final = 256 * 2**20
@@ -39,22 +41,22 @@ _RETRY_S: Final = 1.0
 """After the system had no room for a connection."""
 
 
-def taken(port: int) -> SettingsError:
+def taken(port: int, host: str = HOST) -> SettingsError:
     """What is said of a port that is not free."""
     return SettingsError(
-        f"got port {port} on {HOST}, which is not free; expected one on which a Unity player can call; "
+        f"got port {port} on {host}, which is not free; expected one on which a Unity player can call; "
         "stop what uses it, or choose another with --base-port"
     )
 
 
-def check_free(port: int) -> None:
+def check_free(port: int, host: str = HOST) -> None:
     """Finds out early what a server would find out later.
 
     Raises:
-        SettingsError: the port is not free, or a library is not installed.
+        SettingsError: the port is not free, no address of this machine, or a library is not installed.
     """
     library()
-    _listen(port).close()
+    _listen(port, host).close()
 
 
 class Server:
@@ -65,6 +67,7 @@ class Server:
         called: gets each message; `answer` answers it, sooner or later.
         broken: called when the player has broken off a call that was not answered.
         loop: on which all of this happens.
+        host: IP address on which it listens.
 
     Attributes:
         port: on which it listens.
@@ -79,6 +82,7 @@ class Server:
         called: Callable[[bytes], None],
         broken: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
+        host: str = HOST,
     ) -> None:
         library()
         self._called = called
@@ -87,7 +91,7 @@ class Server:
         self._lines: list[_Line] = []  # oldest first
         self._player: _Line | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
-        self._listener = _listen(port)
+        self._listener = _listen(port, host)
         self.port: int = self._listener.getsockname()[1]
         self._listen()
 
@@ -253,10 +257,16 @@ class _Line:
         self._server.lost(self)
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(port: int, host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((HOST, port))
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise taken(port) from error
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise taken(port, host) from error
+        raise SettingsError(
+            f"got address {host} for Unity players, which this machine does not have; expected one of its own; "
+            "correct pipeline.player_host"
+        ) from error
     listener.setblocking(False)
     return listener

@@ -28,6 +28,7 @@ from pipeline.keys.making import add, make, numbered
 from pipeline.protection import curve
 from pipeline.security import exposed, keys_folder, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Settings
+from pipeline.settings.load import parse_settings
 from services import check, keys
 from services.__main__ import main
 
@@ -314,6 +315,24 @@ def test_beyond_this_machine_it_takes_keys_or_a_word_in_full(
     monkeypatch.setenv("SPARRING_KEYS", str(made))
     assert exposed(asked, insecure=False) == []
     assert unprotected(asked, insecure=True) == []
+
+
+def test_no_key_protects_where_unity_players_call(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond loopback it takes the word in full, with keys as without, where there are such players at all."""
+    monkeypatch.delenv("SPARRING_KEYS", raising=False)
+    plain = "behaviors: {Ball: }\npipeline: {player_host: 0.0.0.0}\n"
+    asked = parse_settings(plain, "test").settings
+    for keyed in (False, True):
+        if keyed:
+            monkeypatch.setenv("SPARRING_KEYS", str(made))
+        (line,) = exposed(asked, insecure=False)
+        assert line.startswith("got pipeline.player_host '0.0.0.0', which other machines can reach; expected loopback")
+        assert exposed(asked, insecure=True) == []
+        (warning,) = unprotected(asked, insecure=True)
+        assert "pipeline.player_host '0.0.0.0' is open to everybody: whoever reaches it can" in warning
+    assert exposed(parse_settings(plain + "simulators: [{name: goal}]", "test").settings, insecure=False) == []
+    near = parse_settings(plain.replace("0.0.0.0", "'::1'"), "test").settings
+    assert exposed(near, insecure=False) == []
 
 
 def test_keys_that_can_not_be_used_are_refused_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from pipeline.queues.wire import make_id, parse_id
 from pipeline.runtime import Run
 from pipeline.settings import Settings
 from pipeline.settings.load import parse_settings
+from pipeline.unity.channels import ANALYTICS, received
 from services.service import own_start
-from services.topology import Topology, build, cores_beside_learners, service_plans
+from services.topology import Topology, build, cores_beside_learners, service_plans, simulator_plans
 
 LEARNERS = {"learning-Striker", "learning-Goalie"}
 
@@ -73,3 +74,32 @@ def test_a_service_started_alone_takes_the_place_of_its_former_start() -> None:
     starts = [parse_id(make_id(own_start("assembly"), opened=1)) for _ in range(20)]
     assert {start.name for start in starts} == {"assembly~0"}
     assert starts == sorted(starts, key=lambda start: start.order)
+
+
+PLAYERS = """
+behaviors:
+  Ball: {}
+env_settings: {env_path: Ball, num_envs: 2}
+pipeline: {PIPELINE}
+"""
+
+
+def options(pipeline: str, folder: Path, *, learns: bool = True) -> list[list[str]]:
+    """Those options of each simulator that are not its own."""
+    settings = parse_settings(PLAYERS.replace("PIPELINE", pipeline), "test.yaml").settings
+    plans = simulator_plans(settings, 1, {"stepping-0": "unix:///s"}, folder, learns=learns)
+    return [[word for word in plan.command if word.startswith(("host=", "told="))] for plan in plans]
+
+
+def test_unity_players_are_told_of_the_training_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Of a training, not of what is only played."""
+    assert options("training_analytics: false", tmp_path) == [[], []]
+    assert options("training_analytics: true", tmp_path, learns=False) == [[], []]
+    first, second = options("training_analytics: true", tmp_path)
+    assert first == second
+    told = bytes.fromhex(first[0].removeprefix("told="))
+    assert [channel for channel, _ in received(told)] == [ANALYTICS] * 2
+
+
+def test_unity_players_call_where_the_settings_say(tmp_path: Path) -> None:
+    assert options('player_host: "::1"', tmp_path) == [["host=::1"]] * 2

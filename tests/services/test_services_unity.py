@@ -218,7 +218,7 @@ def test_one_player_and_four_learn_goal_and_hear_what_the_run_says(tmp_path: Pat
     }
     program = executable(tmp_path, "--game", "goal")
     four = settings(tmp_path, "Goal", mode="lockstep", own=GOAL)
-    one = settings(tmp_path, "Goal", mode="lockstep", own=GOAL, name="one.yaml", **top)
+    one = settings(tmp_path, "Goal", mode="lockstep", own=GOAL, name="one.yaml", analytics=True, **top)
     runs = {
         4: train(tmp_path, four, program, 4, "--in-process", run_id="run-4"),
         1: train(tmp_path, one, program, 1, "--time-scale", "4", run_id="run-1"),
@@ -233,6 +233,7 @@ def test_one_player_and_four_learn_goal_and_hear_what_the_run_says(tmp_path: Pat
     assert (initial["seed"], initial["num_areas"], initial["communication_version"]) == (1, 1, "1.5.0")
     assert all(initial["capabilities"].values())
     assert [one["value"] for one in heard(said, "engine")] == [[90, 70], 5, 4.0, -1, 60]
+    assert len(heard(said, "analytics")) == 2  # of the run, of its behavior
     assert {(one["key"], one["value"]) for one in heard(said, "parameter")} == {("size", 1.5)}
     assert {(one["key"], one["sampler"], tuple(one["values"])) for one in heard(said, "sampler")} == {
         ("wind", "uniform", (1.0, 2.0))

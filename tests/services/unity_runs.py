@@ -35,10 +35,12 @@ def settings(
     mode: str = "overlap",
     own: Mapping[str, Any] = BEHAVIOR,
     name: str = "config.yaml",
+    analytics: bool = False,
     **top: Any,
 ) -> str:
     """Writes a configuration as ML-Agents has them, with the little that is ours; its path. `top` may name others."""
-    plain = {"behaviors": {behavior: dict(own)}, "pipeline": {"mode": mode, "restarts": {"backoff_s": 0.1}}, **top}
+    pipeline = {"mode": mode, "restarts": {"backoff_s": 0.1}, "training_analytics": analytics}
+    plain = {"behaviors": {behavior: dict(own)}, "pipeline": pipeline, **top}
     (folder / name).write_text(yaml.safe_dump(plain))
     return str(folder / name)
 

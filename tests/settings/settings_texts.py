@@ -198,6 +198,7 @@ pipeline:
   mode: overlap
   max_policy_lag: 4
   address: tcp://127.0.0.1:5005
+  player_host: "::1"
   stepping_processes: 2
   max_agents: 1000
   heartbeat_s: 2.0
@@ -244,6 +245,7 @@ pipeline:
   leave_cores_to_learners: false
   stop_timeout_s: 10.0
   export: false
+  training_analytics: true
   hosts:
     desk:
       address: 10.0.0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -36,6 +37,7 @@ from pipeline.simulation.player import PlayerFailed
 from pipeline.simulation.registry import make, parse_options
 from pipeline.simulation.unity import Unity, make_unity
 from pipeline.simulation.unity_server import Gone
+from pipeline.unity import channels
 from pipeline.unity.channels import received
 
 SOON_S: Final = 0.2
@@ -326,7 +328,8 @@ class Listens:
 
     asked: Final[list[int]] = []
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str) -> None:
+        assert host == "127.0.0.1"
         self.port = port
         self.asked.append(port)
 
@@ -347,7 +350,7 @@ def test_ports_count_up_from_that_of_the_first(
     options: dict[str, Any], number: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5004 for the editor, 5005 and up for builds, `--base-port` and up where it is given."""
-    monkeypatch.setattr(bridge, "check_free", lambda _port: None)
+    monkeypatch.setattr(bridge, "check_free", lambda _port, _host: None)
     monkeypatch.setattr(bridge, "Calls", Listens)
     monkeypatch.setenv("SPARRING_NUMBER", number)
     unity = make_unity(1, **options)
@@ -383,6 +386,27 @@ def test_options_have_their_types() -> None:
 def test_arguments_of_the_game_need_their_quotes_closed() -> None:
     with pytest.raises(SettingsError, match="No closing quotation"):
         make("unity", 1, path="/bin/true", port=0, arguments="--name 'Jo")
+
+
+def test_it_calls_where_it_is_told_to() -> None:
+    unity = bridge.make_unity(1, "/bin/true", port=0, host="127.0.0.2")
+    socket.create_connection(("127.0.0.2", unity._calls.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", unity._calls.port))
+    unity.close()
+
+
+@pytest.mark.parametrize("told", ["12 or so", "00" * 19, "ff" * 20])
+def test_what_it_is_told_has_to_be_for_side_channels(told: str) -> None:
+    with pytest.raises(SettingsError, match="expected side channel bytes in hexadecimal digits"):
+        make("unity", 1, path="/bin/true", port=0, told=told)
+
+
+def test_what_it_is_told_goes_out_with_the_first_reset() -> None:
+    """After how its engine is to run, to a trainer that speaks with it itself as to the game."""
+    other = channels.analytics(b"anything")
+    plain, more = (make_unity(1, path="/bin/true", port=0, told=told).player() for told in ("", other.hex()))
+    assert bytes.fromhex(more.settings) == bytes.fromhex(plain.settings) + other
 
 
 def test_actions_for_nobody_are_this_sides_fault(bridges: Bridges) -> None:

@@ -239,6 +239,7 @@ class Table:
         lockstep: act in rounds.
         anew_after: messages after which all begin anew, by a curriculum; None for never.
         port: on which the player is to call; 0 for any.
+        host: the address on which it is to call.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class Table:
         lockstep: bool = False,
         anew_after: int | None = None,
         port: int = 0,
+        host: str = "127.0.0.1",
     ) -> None:
         self._port = port
         self._messages = messages
@@ -274,7 +276,7 @@ class Table:
         for name in ("action_latency_s", "withheld_s"):
             registry.histogram(name, LATENCY_BOUNDS)
         house = House(
-            settings=SteppingSettings.model_validate({"address": "unix:///nowhere"}),
+            settings=SteppingSettings.model_validate({"address": "unix:///nowhere", "player_host": host}),
             behaviors=parse_settings(behaviors, "test").settings.behaviors,
             scripts={},
             seed=1,

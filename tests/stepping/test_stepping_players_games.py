@@ -14,16 +14,39 @@ from typing import Any
 
 import numpy as np
 import pytest
-from players_house import CONFIGURATION, GHOST, NUMBER, Decision, Life, Table, Told
+from players_house import CONFIGURATION, GHOST, NUMBER, Decision, Launched, Life, Table, Told
 from unity_bridge import Doll, agents, introduction, message, player_by_hand, with_goal_camera
 from unity_player_peer import Played
 from unity_player_teams import zoo_image
 
+from pipeline.errors import SettingsError
 from pipeline.messages.matches import Assignment, Draw
 
 GROUPS = (NUMBER + 1) << 32
 """What group ids of the simulator are counted from."""
 TEAMS = ("SoccerTwos?team=0", "SoccerTwos?team=1")
+
+
+# ---------------------------------------------------------------- where they call
+
+
+def test_players_call_where_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a simulator would have it: what it says of its player has no address."""
+    asked = []
+
+    def refuse(_player: object, *, host: str, **_: object) -> None:
+        asked.append(host)
+        raise SettingsError("got no room; expected some; wait")
+
+    monkeypatch.setattr("pipeline.stepping.simulators.Line", refuse)
+
+    def launch(port: int) -> Launched:
+        raise AssertionError(port)
+
+    told = Table(1, host="127.0.0.2").meet(launch)
+    assert asked == ["127.0.0.2"]
+    assert told.fault is not None
+    assert told.fault.got == "no room"
 
 
 # ---------------------------------------------------------------- one of everything

@@ -16,10 +16,11 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, Event, PingAckReceived, StreamEnded, TrailersReceived
 from unity_client import grpc_message
 
+from pipeline.errors import SettingsError
 from pipeline.unity import http2
 from pipeline.unity import server as module
 from pipeline.unity.http2 import OTHER, RESOURCE_EXHAUSTED, UNAVAILABLE
-from pipeline.unity.server import PATH, STRANGER_S, Server
+from pipeline.unity.server import PATH, STRANGER_S, Server, check_free
 
 LONG_S = 20.0
 T = TypeVar("T")
@@ -313,3 +314,23 @@ def test_at_the_end_the_open_call_is_refused_and_all_are_let_go(port: Port) -> N
     assert isinstance(other.ended(), ConnectionTerminated)
     assert port.broken == 0
     port.server.close()
+
+
+# ---------------------------------------------------------------- where it listens
+
+
+def test_it_is_reached_at_its_address_only(port: Port) -> None:
+    """Another address of loopback is one of this machine's, and not that on which it listens unless told so."""
+    server = Server(0, lambda _: None, lambda: None, port.loop, "127.0.0.2")
+    socket.create_connection(("127.0.0.2", server.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    with pytest.raises(SettingsError, match=f"got port {server.port} on 127.0.0.2, which is not free"):
+        check_free(server.port, "127.0.0.2")
+    server.close()
+    check_free(server.port, "127.0.0.2")
+
+
+def test_an_address_that_this_machine_does_not_have_is_told_so() -> None:
+    with pytest.raises(SettingsError, match=r"got address 192\.0\.2\.1 .*correct pipeline\.player_host"):
+        check_free(0, "192.0.2.1")
