@@ -1,4 +1,4 @@
-# ruff: noqa: N806 (names end in their shape)
+# ruff: noqa: N803, N806 (names end in their shape)
 """Actor and critic of one behavior, and what they make of a batch before an update.
 
 B rows of a minibatch, R rows of the batch, s segments, q sequences, F features, H means and logits, S reward signals,
@@ -8,7 +8,7 @@ P features of a previous action, M values of a recurrent memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +21,13 @@ from pipeline import sequences
 from pipeline.actions import previous_features
 from pipeline.learning.buffer import Batch
 from pipeline.learning.memories import Memories
+from pipeline.learning.parameters import Pull
 from pipeline.learning.settings import TrainerSettings
 from pipeline.networks.actor import Actor
 from pipeline.networks.critic import Critic
 from pipeline.networks.device import back, over
 from pipeline.networks.encoders import Inputs
+from pipeline.networks.perceptron import Perceptron, accumulate
 from pipeline.networks.recurrent import Layout
 from pipeline.specs import BehaviorSpec
 
@@ -104,6 +106,20 @@ class Estimates:
     recurrence: Recurrence | None
 
 
+class Pass(NamedTuple):
+    """What the networks make of a minibatch, with the way back.
+
+    Attributes:
+        head: [B, H] means and logits.
+        values: [B, S].
+        pull: carries gradients of head, log sigma and values back to the parameters.
+    """
+
+    head: Tensor
+    values: Tensor
+    pull: Pull
+
+
 class ActorCritic:
     """The networks of one behavior.
 
@@ -154,6 +170,13 @@ class ActorCritic:
             return outputs_BO, self._criticise(self.critic, inputs, recalled)
         return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
 
+    def run(self, inputs: Inputs, recalled: Recalled | None = None) -> Pass:
+        """As `both`, to be derived; perceptrons that read nothing but vectors do without autograd."""
+        actor, critic = self.actor.body, None if self.critic is None else self.critic.body
+        if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
+            return self._run_perceptrons(actor, critic, inputs[0])
+        return Pass(*self.both(inputs, recalled), torch.autograd.backward)
+
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
         """Values of all observations, and where there is a memory that of the critic at the start of each sequence."""
@@ -166,6 +189,27 @@ class ActorCritic:
         )
 
     # ---------------------------------------------------------------- inside
+
+    def _run_perceptrons(self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor) -> Pass:
+        outputs_BO, to_actor = actor.traced(rows_BF)
+        log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
+        if critic is None:
+
+            def pull_shared(_outputs: object, gradients: Sequence[Tensor]) -> None:
+                to_head_BH, to_log_sigma_C, to_values_BS = gradients
+                to_actor(torch.cat((to_head_BH, to_values_BS), 1))
+                accumulate(log_sigma_C, to_log_sigma_C)
+
+            return Pass(outputs_BO[:, :own], outputs_BO[:, own:], pull_shared)
+        values_BS, to_critic = critic.traced(rows_BF)
+
+        def pull(_outputs: object, gradients: Sequence[Tensor]) -> None:
+            to_head_BH, to_log_sigma_C, to_values_BS = gradients
+            to_actor(to_head_BH)
+            to_critic(to_values_BS)
+            accumulate(log_sigma_C, to_log_sigma_C)
+
+        return Pass(outputs_BO, values_BS, pull)
 
     @staticmethod
     def _criticise(critic: Critic, inputs: Inputs, recalled: Recalled | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from pipeline.learning.parameters import FlatParameters
+from pipeline.learning.parameters import FlatParameters, Pull
 from pipeline.networks.device import PROCESSOR
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
@@ -59,18 +59,21 @@ class Adam:
             "state_steps": [self.moments["step"]],
         }
 
-    def step(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
+    def step(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], pull: Pull = torch.autograd.backward
+    ) -> bool:
         """One step.
 
         Args:
             outputs: what the modules put out.
             gradients: of the loss, for each of them.
+            pull: carries them back to the parameters.
 
         Returns:
             False where the gradient was not finite and nothing was done.
         """
         self.tried += 1
-        self.parameters.backward(outputs, gradients)
+        self.parameters.backward(outputs, gradients, pull)
         # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
         if not math.isfinite(self.parameters.gradient.sum().item()):
             return False

@@ -5,12 +5,15 @@ A clip, a check or an optimiser step is then one operation and not one per param
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.networks.device import PROCESSOR
+
+Pull = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
+"""Adds to `grad` of all parameters what gradients of outputs make of them: autograd, or what knows the network."""
 
 
 class FlatParameters:
@@ -46,15 +49,18 @@ class FlatParameters:
         parts = zip(self._names, self._shapes, torch.split(flat, self._sizes), strict=True)
         return {name: part.view(shape) for name, shape, part in parts}
 
-    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def backward(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], pull: Pull = torch.autograd.backward
+    ) -> None:
         """Sets `gradient` to the derivative for all parameters.
 
         Args:
             outputs: what the modules put out.
             gradients: of the loss, for each of them.
+            pull: carries them back.
         """
         self.gradient.zero_()
-        torch.autograd.backward(outputs, gradients)
+        pull(outputs, gradients)
 
 
 def place(parameter: nn.Parameter, values: Tensor) -> None:

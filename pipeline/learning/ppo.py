@@ -188,7 +188,7 @@ class PPO:
             Objective [B], squared value errors [B, S] and entropy; None where the gradient was not finite and nothing
             was done.
         """
-        head_BH, values_BS = self.networks.both(rows.inputs, recalled)
+        head_BH, values_BS, pull = self.networks.run(rows.inputs, recalled)
         old_values_BS = rows.values if self.settings.hyperparameters.clip_value_loss else None
         with torch.no_grad():
             chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
@@ -196,7 +196,7 @@ class PPO:
                 values_BS, rows.returns, old_values_BS, coefficients.epsilon, VALUE_WEIGHT
             )
             outputs = (head_BH, self.actor.log_sigma, values_BS)
-            if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS)):
+            if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), pull):
                 return None
         return chosen.objective, squares_BS, chosen.entropy
 

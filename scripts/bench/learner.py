@@ -177,14 +177,11 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
     gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)
 
-    critic = ppo.networks.critic
-    assert critic is not None  # these settings share nothing
-
     def run() -> None:
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):
-                outputs = (ppo.actor(inputs), ppo.actor.log_sigma, critic(inputs))
-                ppo.optimizer.step(outputs, gradients)
+                head, values, pull = ppo.networks.run(inputs)
+                ppo.optimizer.step((head, ppo.actor.log_sigma, values), gradients, pull)
 
     return run
 

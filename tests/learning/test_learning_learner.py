@@ -93,6 +93,26 @@ def test_an_update_follows_the_gradient_of_the_papers_loss():
     assert report.statistics["Policy/Entropy"] == pytest.approx(entropy.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("actions", [{"continuous": 2}, {"discrete": (3, 2)}, {"continuous": 1, "discrete": (4,)}])
+def test_perceptrons_alone_are_derived_without_autograd_to_the_same_bits(actions, shared):
+    spec = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(3,)),), actions=ActionSpec(**actions))
+    ppo = Learner("Test", spec, small_settings(shared_critic=shared), 0)._algorithm
+    inputs = (torch.randn(16, 3, generator=torch.Generator().manual_seed(1)),)
+    head, values, pull = ppo.networks.run(inputs)
+    expected = ppo.networks.both(inputs)
+    assert not head.requires_grad
+    assert torch.equal(head, expected[0])
+    assert torch.equal(values, expected[1])
+    outputs = (expected[0], ppo.actor.log_sigma, expected[1])
+    gradients = tuple(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) for one in outputs)
+    ppo.optimizer.parameters.backward(outputs, gradients)
+    by_autograd = ppo.optimizer.parameters.gradient.clone()
+    assert by_autograd.any()
+    ppo.optimizer.parameters.backward((), gradients, pull)
+    assert torch.equal(ppo.optimizer.parameters.gradient, by_autograd)
+
+
 def test_the_report_counts_what_was_done():
     one = fed(learner(batch_size=20), versions=np.r_[np.full(40, 5), np.full(24, 3)])
     one.version = 5

@@ -105,6 +105,25 @@ def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers):
         torch.testing.assert_close(perceptron(rows), expected)
 
 
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_without_autograd_outputs_and_gradients_are_the_same_to_the_bit(layers):
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded())
+    rows, gradient = torch.randn(5, 4, generator=seeded(1)), torch.randn(5, 2, generator=seeded(2))
+    expected = perceptron(rows)
+    for _ in range(2):
+        torch.autograd.backward(perceptron(rows), gradient)
+    by_autograd = [parameter.grad for parameter in perceptron.parameters()]
+    perceptron.zero_grad()
+    outputs, pull = perceptron.traced(rows)
+    assert not outputs.requires_grad
+    assert torch.equal(outputs, expected)
+    for _ in range(2):  # gradients add up
+        pull(gradient)
+    for parameter, other in zip(perceptron.parameters(), by_autograd, strict=True):
+        assert torch.equal(parameter.grad, other)
+        assert not parameter.grad.requires_grad
+
+
 def test_a_second_derivative_is_refused():
     rows = torch.ones(1, 2, requires_grad=True)
     outputs = Perceptron(2, [3], [1.0], seeded())(rows)
