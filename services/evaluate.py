@@ -16,6 +16,7 @@ from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.episodes import EPISODES_FILE, read_episodes
 from pipeline.playing.statistics import CONFIDENCE, by_team, describe
 from pipeline.runtime import Playing
+from pipeline.security import add_insecure, unprotected
 from pipeline.settings import started_by_hand
 from services.launch import checkpoints, play, trained_settings
 from services.runs import add_run, find
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-least", type=float, help="exit with 4 if a behavior's mean reward is below this")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+    add_insecure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             "expected at least 1, and more than 0 seconds; give other numbers"
         )
     trained = find(args.run, args.results_dir)
-    settings = trained_settings(trained, deterministic=args.deterministic)
+    settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
     playing = Playing(
         checkpoints=checkpoints(trained, settings, args.checkpoint),
         episodes=args.episodes,
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    notes = tuple(started_by_hand(settings))
+    notes = (*unprotected(settings, insecure=args.insecure), *started_by_hand(settings))
     status, directory = play(trained, settings, playing, "evaluation", notes, seed=seed, in_process=args.in_process)
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())

@@ -21,6 +21,7 @@ from pipeline.learning.checkpoints import CheckpointFolder, load
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.protection import protection
 from pipeline.runtime import Playing
+from pipeline.security import exposed
 from pipeline.settings import Settings, not_here
 from services.hosts import Tasks
 from services.machines import machines
@@ -120,11 +121,16 @@ def _copy(checkpoint: Path, copy: Path) -> None:
         raise SettingsError(f"got the checkpoint {checkpoint}, which can not be played: {error}") from error
 
 
-def trained_settings(directory: Path, *, deterministic: bool) -> Settings:
+def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:
     """What the run in a folder was trained with, for playing: with one stepping process.
 
+    Args:
+        directory: of the run.
+        deterministic: act with the most likely actions.
+        insecure: the user has said that other machines may reach it without keys; of training that was said apart.
+
     Raises:
-        SettingsError: there is no run, or a program of its simulators is not here.
+        SettingsError: there is no run, a program of its simulators is not here, or strangers could reach it.
     """
     try:
         settings = load_run(directory.absolute())[0].settings
@@ -141,7 +147,10 @@ def trained_settings(directory: Path, *, deterministic: bool) -> Settings:
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
-    return settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
+    played = settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
+    if lines := exposed(played, insecure=insecure):
+        raise SettingsError("\n".join(lines))
+    return played
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:

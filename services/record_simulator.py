@@ -17,6 +17,7 @@ import anyio
 from pipeline.errors import ServiceError, SettingsError
 from pipeline.hosting import Process, ProcessHost
 from pipeline.queues.endpoints import is_open
+from pipeline.security import exposed
 from pipeline.settings import Settings
 from services.topology import build
 
@@ -99,6 +100,8 @@ def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
             f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, as "
             "what is recorded is not encrypted; set pipeline.address to one"
         )
+    if lines := exposed(topology.run.settings, insecure=False):
+        raise SettingsError("\n".join(lines))
     listener = _listen(address)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)

@@ -24,6 +24,7 @@ from pipeline.messages.service import PolicyWeights
 from pipeline.monitoring.summary import STATUSES
 from pipeline.playing.standings import Standings, counted, heat_map, standings
 from pipeline.runtime import Playing
+from pipeline.security import add_insecure, unprotected
 from pipeline.settings import Settings, started_by_hand
 from pipeline.specs import read_spec
 from services.launch import launch, trained_settings
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+    add_insecure(parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             "expected at least 1, 1 and more than 0 seconds; give other numbers"
         )
     runs = [find(run, args.results_dir) for run in args.runs]
-    settings = trained_settings(runs[0], deterministic=args.deterministic)
+    settings = trained_settings(runs[0], deterministic=args.deterministic, insecure=args.insecure)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
@@ -109,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         write(directory, [player.weights for player in players])
         return topology
 
-    status = launch(settings, plan, tuple(started_by_hand(settings)), in_process=args.in_process)
+    notes = (*unprotected(settings, insecure=args.insecure), *started_by_hand(settings))
+    status = launch(settings, plan, notes, in_process=args.in_process)
     lines = counted(_read(directory / MATCHES_FILE))
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}

@@ -26,11 +26,14 @@ from pipeline.keys import (
 )
 from pipeline.keys.making import add, make, numbered
 from pipeline.protection import curve
+from pipeline.runtime import Run
 from pipeline.security import exposed, keys_folder, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Settings
 from pipeline.settings.load import parse_settings
 from services import check, keys
 from services.__main__ import main
+from services.record_simulator import lone_simulator
+from services.topology import Topology
 
 NAMES = [
     "steps",
@@ -375,3 +378,38 @@ def test_check_and_train_refuse_and_take_only_the_whole_word(
     assert main(["check", str(config), "--insecure"]) == 0
     assert "warning: --insecure: pipeline.address" in capsys.readouterr().out
     assert check.run(argparse.Namespace(config=str(config), insecure=True)) == 0
+
+
+@pytest.mark.parametrize("command", ["evaluate", "tournament"])
+@pytest.mark.parametrize(
+    ("pipeline", "what"),
+    [("address: 'tcp://0.0.0.0:5005'", "pipeline.address"), ("player_host: 0.0.0.0", "pipeline.player_host")],
+)
+def test_what_was_trained_in_the_open_is_not_played_there_unasked(
+    command: str,
+    pipeline: str,
+    what: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The word is said for each command. With it, it goes on to what there is to play."""
+    monkeypatch.delenv("SPARRING_KEYS", raising=False)
+    asked = parse_settings(f"behaviors: {{Ball: }}\npipeline: {{{pipeline}}}\n", "test").settings
+    run = Run(id="r", directory=tmp_path, settings=asked, seed=0, capacities={}, addresses={}, simulators={})
+    Topology(run=run, endpoints={}, services=(), simulators=(), cores={}, host=None).save()
+    assert main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"got {what}" in said
+    assert "say --insecure" in said
+    assert main([command, str(tmp_path), "--insecure"]) == 2
+    said = capsys.readouterr().err
+    assert "--insecure" not in said
+    assert "checkpoint" in said
+
+
+def test_nothing_is_recorded_from_players_that_strangers_could_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARRING_KEYS", raising=False)
+    asked = parse_settings("behaviors: {Ball: }\npipeline: {player_host: 0.0.0.0}\n", "test").settings
+    with pytest.raises(SettingsError, match=r"got pipeline\.player_host"), lone_simulator(asked, 1):
+        pass

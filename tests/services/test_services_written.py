@@ -81,7 +81,7 @@ def test_the_configuration_as_used_is_one_that_runs_the_same_and_shows_defaults_
 @pytest.mark.parametrize("text", [EDITOR, MACHINES], ids=["editor", "machines"])
 def test_an_evaluation_of_what_the_editor_trained_waits_for_the_editor(text: str, tmp_path: Path) -> None:
     saved(text, tmp_path)
-    settings = trained_settings(tmp_path, deterministic=True)
+    settings = trained_settings(tmp_path, deterministic=True, insecure=False)
     assert started_by_hand(settings) == ["waits for the Unity editor: press Play when told to (port 5004)"]
     (plan,) = build(settings, run_id="e", directory=tmp_path, seed=1, playing=Playing(checkpoints={})).simulators
     assert plan.command[3:5] == ("simulator", "unity")
