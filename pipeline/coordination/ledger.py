@@ -39,6 +39,8 @@ class Origin:
         orphaned: steps it could not record.
         taken: of those received, steps that learners have taken.
         taken_before: of these, those that starts before the present one of the learner have.
+        settled: of these, those that are accounted for: trained, played, too old or lost.
+        kept: of these, those that the weights restored then hold.
     """
 
     began: int
@@ -47,6 +49,8 @@ class Origin:
     orphaned: int = 0
     taken: int = 0
     taken_before: int = 0
+    settled: int = 0
+    kept: int = 0
 
 
 @dataclass(slots=True)
@@ -245,6 +249,7 @@ class Ledger:
         before = source.lost
         origin = source.origin(segments.origin, segments.began)
         if segments.sequence <= origin.sequence:
+            self._come_again(origin, segments)
             return 0
         origin.sequence, origin.orphaned = segments.sequence, segments.orphaned
         origin.received = max(origin.received, segments.handed_on)
@@ -342,11 +347,9 @@ class Ledger:
             # books. That was produced; without it the budget would allow as much more in flight.
             beyond = max(0, kept - held)
             # What was played or too old, and not acknowledged, is sent again, and then played or too old once more.
-            again = min(self.ghost, beyond)
-            too_old = min(self.stale, beyond - again)
-            self.ghost, self.stale = self.ghost - again, self.stale - too_old
-            self.unrecorded += beyond - again - too_old
+            self.unrecorded += beyond - self._take_back(beyond)
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
+            self._settle(state)
             self._learner, self._learner_stale, self._learner_ghost = state.start, 0, 0
         self.stale += state.stale - self._learner_stale
         self.ghost += state.ghost - self._learner_ghost
@@ -354,6 +357,36 @@ class Ledger:
         self.trained, self.training = state.trained, state.training
         self.version = max(self.version, state.version)
         return lost
+
+    def _settle(self, state: LearnerState) -> None:
+        """All that earlier starts of the learner had taken is accounted for."""
+        for origin in self._origins():
+            origin.settled, origin.kept = origin.taken_before, 0
+        for name, sources in state.restored.items():
+            for source_name, mark in sources.items():
+                self.sources[source_name].origins[name].kept = mark.steps
+
+    def _come_again(self, origin: Origin, segments: Segments) -> None:
+        """Segments that were counted come again, and all after them: we have died, and assembly kept them.
+
+        A learner that has taken them and lives will say so once more. Where it has died its next start takes them,
+        unless its weights hold them: they were not lost with it, though that may have been told.
+        """
+        before = segments.handed_on - len(segments.log_probs)
+        origin.taken, origin.taken_before = min(origin.taken, before), min(origin.taken_before, before)
+        settled = min(origin.settled, max(before, origin.kept))
+        again, origin.settled = origin.settled - settled, settled
+        found = min(again, self.lost_learning)
+        self.lost_learning -= found
+        self._note("learning", self._learner, -found, "told as lost with it, and came again")
+        self._take_back(again - found)
+
+    def _take_back(self, steps: int) -> int:
+        """Steps that were played or too old will be so once more; returns how many of them there were."""
+        again = min(self.ghost, steps)
+        too_old = min(self.stale, steps - again)
+        self.ghost, self.stale = self.ghost - again, self.stale - too_old
+        return again + too_old
 
     # ---------------------------------------------------------------- what we say
 

@@ -250,6 +250,79 @@ def test_books_that_are_older_than_the_weights_learn_of_what_these_hold() -> Non
     assert twin.taken_earlier == 60
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["not told yet", "told as lost"])
+def test_what_a_dead_learner_had_taken_and_assembly_kept_comes_again_and_is_not_lost(told: bool) -> None:
+    """Coordination died too, after its books were saved: whether the next learner is heard of before or after that."""
+    books = ledger()
+    books.serve("learning-B.1")
+    parts = [
+        segments("s.1", "a.1", 1, steps=40, began=0, received=60, orphaned=0),
+        segments("s.1", "a.1", 2, steps=20, began=0, received=60, orphaned=0, before=40),
+    ]
+    for part in parts:
+        books.routed(part)
+        books.took(part)
+    twin = ledger()
+    twin.restore(json.loads(json.dumps(books.to_plain())))
+    twin.serve("learning-B.2")
+    twin.told(said := state(2))
+    if told:
+        assert twin.learner(said, twin.taken_earlier) == 60
+    for part in parts:
+        assert not twin.is_new(part), "its episodes have been counted"
+        assert twin.routed(part) == 0
+    if not told:
+        assert twin.learner(said, twin.taken_earlier) == 0
+    assert [incident.steps for incident in twin.incidents] == ([60, -60] if told else [])
+    assert (twin.lost, twin.books().open) == (0, 60)
+    for part in parts:
+        twin.took(part)
+    twin.learner(replace(said, taken=60, trained=60), twin.taken_earlier)
+    assert (twin.produced, twin.trained, twin.lost, twin.unrecorded, twin.books().open) == (60, 60, 0, 0, 0)
+    twin.serve("learning-B.3")
+    assert twin.taken_earlier == 60
+
+
+def test_what_comes_again_and_the_weights_hold_stays_trained() -> None:
+    """The checkpoint holds the first 40 of 60 steps; the 20 after them were lost, and come again."""
+    books = ledger()
+    books.serve("learning-B.1")
+    parts = [
+        segments("s.1", "a.1", 1, steps=40, began=0, received=60, orphaned=0),
+        segments("s.1", "a.1", 2, steps=20, began=0, received=60, orphaned=0, before=40),
+    ]
+    for part in parts:
+        books.routed(part)
+        books.took(part)
+    books.serve("learning-B.2")
+    restored = marks("a.1", 1, 40)
+    books.told(said := state(2, trained=40, latest=restored, restored=restored))
+    assert books.learner(said, books.taken_earlier) == 20
+    for part in parts:
+        books.routed(part)
+    assert (books.trained, books.lost, books.books().open) == (40, 0, 20)
+    books.told(said)
+    assert books.learner(said, books.taken_earlier) == 0
+    assert books.taken_earlier == 40
+
+
+def test_what_was_played_or_too_old_and_comes_again_will_be_so_once_more() -> None:
+    """Of 40 steps that a dead learner had taken 30 were too old; nothing says which come again, but that all do."""
+    books = ledger()
+    books.serve("learning-B.1")
+    part = segments("s.1", "a.1", 1, steps=40, began=0, received=40, orphaned=0)
+    books.routed(part)
+    books.took(part)
+    books.learner(state(stale=30, buffered=10), 0)
+    books.serve("learning-B.2")
+    books.told(said := state(2))
+    assert books.learner(said, books.taken_earlier) == 10
+    books.routed(part)
+    assert (books.lost, books.stale, books.books().open) == (0, 0, 40)
+    books.learner(replace(said, taken=40, stale=30, buffered=10), books.taken_earlier)
+    assert (books.lost, books.stale, books.books().open) == (0, 30, 10)
+
+
 def test_what_a_living_learner_has_of_an_assembly_that_died_was_not_lost_with_it() -> None:
     """The books of before do not know of its last message, and nobody can send that again."""
     books = ledger()

@@ -30,6 +30,7 @@ FOUND = {
     785: "as 210",
     801: "what was dead when the run ended was not started again, and what it had held not counted",
     987: "a simulator believed a heartbeat of next to no seconds",
+    3056: "what a dead learner had taken, and assembly had kept, was trained by the next, and lost in the books",
     4701: "a message that never became whole was taken for a sign of life by a simulator",
     5427: "steps that a dead assembly had handed on were counted where they were and where they had been",
     151: "a new coordination took for its predecessor's what a learner that goes on had taken: the books went below 0",
