@@ -31,6 +31,7 @@ class Part:
         failure: what went wrong while it was being ended; "" for nothing.
         gone: its last start ended while the run did, without having been asked to or in another way than that.
         died: some start of it did.
+        down: it has failed, and its next start has not begun.
         ended: it is not started any more.
     """
 
@@ -46,6 +47,7 @@ class Part:
     failure: str = ""
     gone: bool = False
     died: bool = False
+    down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -116,6 +118,7 @@ class Parts:
                 except OSError as error:
                     self._fail(f"{part.name} can not be started: {error}")
                     return
+                part.down = False
                 self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
                 part.gone = self._over.is_set() and (bool(failure) or not part.stopping)
@@ -123,6 +126,7 @@ class Parts:
                 if part.stopping:
                     part.failure = failure
                     return
+                part.down = True
                 if not self._keeps(part) or not await self._may_restart(part, failure):
                     return
         finally:

@@ -355,15 +355,19 @@ class Supervisor:
             await self._stop([name], self._settings.stop_timeout_s)
 
     def _has_said(self, part: Part) -> bool:
+        """Whether a service that is to run has said where it stands since it died last."""
+        return not self._keeps(part) or self._is_counted(part)
+
+    def _is_counted(self, part: Part) -> bool:
         """Whether the present start of a service has said where it stands, and is counted with, if a former one was."""
-        if part.starts < 2 or not self._keeps(part):
-            return True
+        if part.starts < 2:
+            return not part.down
         said = [self._words.of(part.name, key, kind) for key, kind, _ in _STANDS]
         starts = [getattr(one, start) for one, (*_, start) in zip(said, _STANDS, strict=True) if one is not None]
         run = self._words.of("coordination", "run", RunState)
         if run is not None and part.name in run.heard:
             starts.append(run.heard[part.name])
-        return all(start == self._label(part.name, part.starts) for start in starts)
+        return not part.down and all(start == self._label(part.name, part.starts) for start in starts)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         """Stops some parts, when all that are still to run have said where they stand."""
@@ -399,7 +403,8 @@ class Supervisor:
 
     def _tell(self, wall_s: float) -> None:
         """Writes the summary; where that fails, so has the run."""
-        died = {part.name: part.gone for part in self._parts if part.died and part.name in self._run.services}
+        lost = (part for part in self._parts if part.died or not self._is_counted(part))
+        died = {part.name: part.gone for part in lost if part.name in self._run.services}
         if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s, died):
             self._spoil(failure)
         path = self._run.directory / "summary.json"
