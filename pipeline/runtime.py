@@ -146,6 +146,7 @@ class Context:
         clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for what people read.
         compute: runs long work beside the loop.
+        reload: gives the run as it is now, which may have got more behaviors since this start; None where it can not.
         listen: opens the endpoint for simulators.
         registry: the service's numbers.
         writing: what it does where the disk is full; it gives up as late as a stall is reported.
@@ -163,6 +164,7 @@ class Context:
     wall_clock: Clock = time.time
     compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
+    reload: Callable[[], Run] | None = None
     registry: Registry = field(init=False)
     writing: Writing = field(init=False)
     progress: Progress = field(init=False)

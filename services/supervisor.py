@@ -18,11 +18,13 @@ from typing import Final, Protocol
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from pipeline import logs
+from pipeline.errors import SparringError
 from pipeline.hosting import Hosted
 from pipeline.machines import RemotePart
-from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState, SteppingState
+from pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, Metrics, RunState, SteppingState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Status
 from pipeline.progress import SIMULATORS
@@ -74,6 +76,9 @@ class Host(Protocol):
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts one service."""
 
+    def adopt(self, topology: Topology) -> None:
+        """Starts services of another topology from now on."""
+
 
 class Launcher(Protocol):
     """Starts simulators."""
@@ -91,6 +96,7 @@ class Supervisor:
         processes: where simulators run.
         transport: to hear the services.
         clock: seconds, only rising.
+        grow: makes and writes the topology with further behaviors; None where there will be none.
     """
 
     def __init__(
@@ -100,7 +106,9 @@ class Supervisor:
         processes: Launcher,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
+        grow: Callable[[Topology, Sequence[str]], Topology] | None = None,
     ) -> None:
+        self._grow = grow
         self._topology = topology
         self._run = topology.run
         self._settings = topology.run.settings.pipeline
@@ -149,6 +157,8 @@ class Supervisor:
                 tasks.start_soon(self._exports.run)
                 tasks.start_soon(self._follow_checkpoints, self._exports)
             tasks.start_soon(self._follow_end)
+            if self._grow is not None:
+                tasks.start_soon(self._follow_names, tasks, self._grow)
             tasks.start_soon(self._watch)
             tasks.start_soon(self._trim)
             self._log.info(
@@ -198,6 +208,49 @@ class Supervisor:
             if isinstance(state, RunState) and state.finished:
                 self._end("completed", None)
                 return
+
+    async def _follow_names(self, tasks: TaskGroup, grow: Callable[[Topology, Sequence[str]], Topology]) -> None:
+        """Starts learners for behaviors that simulators name and the configuration does not."""
+        while not self._over.is_set():
+            await anyio.sleep(_LOOK_S)
+            said = [self._words.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
+            named = {name for specs in said if specs is not None for name in specs.behaviors}
+            if names := sorted(named - self._run.settings.behaviors.keys()):
+                try:
+                    topology = await anyio.to_thread.run_sync(grow, self._topology, names)
+                except (OSError, SparringError) as error:
+                    self._fail(f"no learner for {', '.join(names)}: {error}")
+                    return
+                await self._adopt(topology, tasks)
+                self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
+
+    async def _adopt(self, topology: Topology, tasks: TaskGroup) -> None:
+        """Goes on with a topology that has grown.
+
+        What lies between stepping and the learners is started anew, as after a crash: it then knows of all queues. The
+        new learners come after it, so that no step is on its way to a start that ends.
+        """
+        known = {plan.name for plan in self._topology.services}
+        new = [plan for plan in topology.services if plan.name not in known]
+        self._transport.extend(topology.endpoints)
+        boards = {plan.name: await self._transport.subscribe(plan.name, BOARD_PACE_S) for plan in new}
+        between = [self._parts[name] for name in ("assembly", "coordination", "monitor")]
+        former = [part.starts for part in between]
+        if self._over.is_set():
+            return
+        self._topology, self._run = topology, topology.run
+        self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
+        self._host.adopt(topology)
+        for part in between:
+            self._parts.renew(part.name)
+        with anyio.move_on_after(START_S):
+            for part, starts in zip(between, former, strict=True):
+                while part.starts == starts or not self._is_counted(part):  # noqa: ASYNC110 (boards)
+                    await anyio.sleep(_TURN_S)
+        if not self._over.is_set():
+            self._boards |= boards
+            for plan in new:
+                self._parts.keep(tasks, plan.name, partial(self._start_service, plan))
 
     async def _follow_checkpoints(self, exports: Exports) -> None:
         """Has every new checkpoint exported."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServiceError
+from pipeline.files import write_atomically
 from pipeline.keys import token
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
@@ -103,6 +104,7 @@ class Topology:
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
         host: this machine; "" where there is no other.
+        grown: behaviors were added to it since the run started.
     """
 
     run: Run
@@ -111,16 +113,41 @@ class Topology:
     simulators: tuple[SimulatorPlan, ...]
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     host: str = ""
+    grown: bool = False
 
     def place(self, name: str) -> str:
         """The host of a service or simulator."""
         simulator = next((plan for plan in self.simulators if plan.name == name), None)
         return place(self.run.hosts, name) if simulator is None else simulator.host
 
+    def growing(self, names: Sequence[str], sockets: Path | None, ports: Ports) -> Topology:
+        """The same with learners for further behaviors, and all that they need.
+
+        Args:
+            names: of the behaviors.
+            sockets: as in `build`.
+            ports: likewise.
+
+        Raises:
+            SettingsError: a port is not free.
+        """
+        settings = self.run.settings.naming(names)
+        run = dataclasses.replace(self.run, settings=settings, capacities=_capacities(settings, len(self.run.stepping)))
+        plans = service_plans(run)
+        further = [name for name in _channels(run, plans) if name not in self.endpoints]
+        return dataclasses.replace(
+            self,
+            run=run,
+            endpoints={**self.endpoints, **endpoints_of(settings, further, sockets, ports, len(self.endpoints))},
+            services=plans,
+            cores=_cores(settings, plans, self.host),
+            grown=True,
+        )
+
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
-        origin = (origin_of(run.directory) if run.resumed else "") or secrets.token_hex(8)
+        origin = (origin_of(run.directory) if run.resumed or self.grown else "") or secrets.token_hex(8)
         plain = {
             "origin": origin,
             "id": run.id,
@@ -134,7 +161,7 @@ class Topology:
             "insecure": run.insecure,
             "settings": run.settings.written,
         }
-        (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
+        write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
 
 
 def build(
@@ -187,11 +214,9 @@ def build(
             insecure=insecure,
         )
         plans = service_plans(run)
-        boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
-        names = [*run.capacities, *(f"board:{board}" for board in boards)]
         return Topology(
             run=run,
-            endpoints=endpoints_of(settings, names, sockets, ports),
+            endpoints=endpoints_of(settings, _channels(run, plans), sockets, ports),
             services=plans,
             simulators=tuple(simulators),
             cores=_cores(settings, plans, main(settings.pipeline.hosts)),
@@ -273,6 +298,12 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
+    """Names of all queues, and of all boards as "board:NAME"."""
+    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
+    return [*run.capacities, *(f"board:{board}" for board in boards)]
 
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from pipeline import logs
-from pipeline.errors import SettingsError
+from pipeline.errors import ServiceError, SettingsError
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
@@ -25,7 +25,7 @@ from pipeline.settings import Overrides, Settings, no_device, not_here, read, st
 from services.check import unreadable
 from services.launch import checkpoints, launch, play
 from services.players import copy_initial, write_opponents
-from services.topology import build
+from services.topology import build, load_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +114,18 @@ def run(args: argparse.Namespace) -> int:
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
-    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
     if kept.resume:
-        initial: tuple[str, ...] = ()
-    else:
-        initial = copy_initial(directory, settings)
+        settings = _with_known(settings, directory)
+    _write_used(directory, settings)
+    initial = () if kept.resume else copy_initial(directory, settings)
     write_opponents(directory, settings)
+
+    def prepare(grown: Settings, names: Sequence[str]) -> None:
+        for line in () if kept.resume else copy_initial(directory, grown, names):
+            logs.get().warning("settings", note=line, notice=True)
+        write_opponents(directory, grown, names)
+        _write_used(directory, grown)
+
     plan = partial(
         build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, insecure=args.insecure
     )
@@ -131,10 +137,24 @@ def run(args: argparse.Namespace) -> int:
         *initial,
         *started_by_hand(settings),
     )
-    status = launch(settings, plan, notes, in_process=args.in_process)
+    status = launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
     if status == "stopped":
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
+
+
+def _write_used(directory: Path, settings: Settings) -> None:
+    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
+
+
+def _with_known(settings: Settings, directory: Path) -> Settings:
+    """The settings with the behaviors that the run in a folder was told of by its simulators."""
+    if settings.unnamed is None:
+        return settings
+    with contextlib.suppress(ServiceError):
+        known = load_run(directory)[0].settings.behaviors
+        return settings.naming(name for name in known if name not in settings.behaviors)
+    return settings
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:
@@ -154,6 +174,12 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
     trained = Path(kept.results_dir) / kept.run_id
     if kept.initialize_from is not None:
         notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
+    settings = _with_known(settings, trained.absolute())
+    if not settings.behaviors:
+        raise SettingsError(
+            f"got --inference of {trained}, which is no run; expected one that has trained, whose behaviors are known; "
+            "name it with --run-id"
+        )
     playing = Playing(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
     return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.messages.service import Books, Cut, LearnerState, Permit, Produced, Segments
+from pipeline.messages.service import Books, Cut, LearnerState, Marks, Permit, Produced, Segments
 from pipeline.starts import comes_before
 
 
@@ -174,6 +174,7 @@ class Ledger:
         self._cut_at = -1
         self._told = 0
         self._serving = ""
+        self._seen: dict[tuple[str, str], int] = {}  # by source and origin, steps that have come in this start of ours
 
     # ---------------------------------------------------------------- the sums
 
@@ -248,6 +249,8 @@ class Ledger:
         source = self._source(segments.source)
         before = source.lost
         origin = source.origin(segments.origin, segments.began)
+        way = segments.source, segments.origin
+        self._seen[way] = max(self._seen.get(way, 0), segments.handed_on)
         if segments.sequence <= origin.sequence:
             self._come_again(origin, segments)
             return 0
@@ -308,6 +311,28 @@ class Ledger:
                 origin = self.sources[source_name].origins[name]
                 origin.taken = max(origin.taken, mark.steps)
                 origin.taken_before = max(origin.taken_before, mark.steps)
+        self.miss(state.latest)
+
+    def miss(self, latest: Marks, *, over: bool = False) -> None:
+        """Gives up what an earlier start of ours held, and an earlier start of assembly can not send again.
+
+        A learner takes in order, and first what arrived from that start of ours: once it has taken something of a later
+        start of assembly, it will take no more of the earlier one.
+
+        Args:
+            latest: how far the learner has taken what came.
+            over: it will take nothing more at all.
+        """
+        for name, source in self.sources.items():
+            before = source.lost
+            later = False
+            for start, origin in reversed(source.origins.items()):
+                mark = latest.get(start, {}).get(name)
+                if later:
+                    known = max(origin.taken, self._seen.get((name, start), 0), 0 if mark is None else mark.steps)
+                    origin.received = min(origin.received, known)
+                later = later or over or mark is not None
+            self._note("coordination", name, source.lost - before, "held by what died, and by an assembly that died")
 
     @property
     def heard(self) -> tuple[str, str]:

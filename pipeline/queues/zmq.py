@@ -236,6 +236,10 @@ class ZmqTransport:
         """Drops all ends as a crash would: the other sides are told nothing."""
         self._scope.close(farewell=False)
 
+    def extend(self, endpoints: Mapping[str, str]) -> None:
+        """The run has got further queues and boards: where they are, by name, as "board:NAME" of a board."""
+        self.endpoints.update(endpoints)
+
     # ------------------------------------------------------------ queues
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from pipeline.settings.hosts import problems
 from pipeline.settings.parameters import Curriculum
 from pipeline.settings.problems import Path, did_you_mean
+from pipeline.specs import names_a_folder
 
 if TYPE_CHECKING:
     from pipeline.settings.model import Settings
-
-_BAD_IN_NAME = frozenset('/\\?*:"<>|')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +49,6 @@ def threaded(settings: Settings) -> dict[str, bool]:
     return {name: b.threaded for name, b in own.items() if b.threaded is not None}
 
 
-def names_a_folder(name: str) -> bool:
-    """Whether a behavior of this name can have a folder of its own."""
-    return bool(name.strip()) and not name.startswith(".") and name.isprintable() and not _BAD_IN_NAME & set(name)
-
-
 def _some(settings: Settings) -> Iterator[Conflict]:
     if settings.behaviors:
         return
@@ -77,7 +71,7 @@ def _names(settings: Settings) -> Iterator[Conflict]:
         if not names_a_folder(name):
             yield Conflict(
                 paths=(("behaviors", name),),
-                text=f"got the behavior name {name!r}; expected one that can also name a folder; "
+                text=f"got the behavior name {name!r}; expected one that can also name a folder, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
 

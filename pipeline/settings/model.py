@@ -85,9 +85,15 @@ class Settings(BaseModel):
         """
         return None if self.pipeline.hosts else self.default_settings
 
+    @property
+    def sections(self) -> dict[str, BehaviorSettings]:
+        """What behaviors are trained with, by its place in the file; without any, what counts for all that come."""
+        named = {f"behaviors.{name}": behavior for name, behavior in self.behaviors.items()}
+        return named or ({} if self.unnamed is None else {"default_settings": self.unnamed})
+
     def naming(self, names: Iterable[str]) -> Settings:
         """The same with further behaviors, which `unnamed` counts for."""
-        assert self.unnamed is not None
+        assert self.unnamed is not None, "nothing counts for them"
         one = self.unnamed.model_copy(update={"threaded": None})  # the mode is the run's, and stays
         pipeline = self.pipeline.model_copy(update={"mode": self.mode})
         return self.model_copy(
