@@ -180,8 +180,10 @@ class Stepping:
         self.wake_up()
 
     def _load(self) -> None:
-        if self._unnamed is not None and self._unnamed.settings.self_play is not None:
-            self.stepper.matches.names |= self._unnamed.added
+        if self._unnamed is not None:
+            self.stepper.added |= self._unnamed.added
+            if self._unnamed.settings.self_play is not None:
+                self.stepper.matches.names |= self._unnamed.added
         for name, behavior in self.stepper.behaviors.items():
             self.policies.build(name, behavior.spec)
         self._adopt()

@@ -403,9 +403,9 @@ class Simulators:
 
     def _check_known(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
         known, unnamed = self._house.behaviors, self._house.unnamed
-        named = {BehaviorId.parse(text).name: spec for text, spec in behaviors.items()}
-        new = sorted(named.keys() - known.keys())
-        for name, spec in named.items():
+        new = sorted({BehaviorId.parse(text).name for text in behaviors} - known.keys())
+        for text, spec in behaviors.items():
+            name = BehaviorId.parse(text).name
             if name in known:
                 settings, wanted = known[name], self._house.scripts.get(name, frozenset())
             elif unnamed is not None:
@@ -414,7 +414,7 @@ class Simulators:
             else:
                 raise RemoteProtocolError(
                     "unknown_behavior",
-                    got=f"behavior {name!r}",
+                    got=f"behavior {text!r}",
                     expected=f"one of {sorted(known)}",
                     remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
                     "count for any other name; or correct the name in the simulator",

@@ -55,6 +55,7 @@ class Stepper:
     Attributes:
         introduced: what `take_steps` will return tells of all live agents, because a reader is new.
         parameters: what simulators are told of the environment parameters.
+        added: behaviors whose learners came after the run had begun; before their weights nobody hears of their agents.
 
     Args:
         policies: the current weights by behavior name; a missing one makes its agents wait.
@@ -83,6 +84,7 @@ class Stepper:
         self.connections: dict[int, Connection] = {}
         self.deterministic = lockstep
         self.matches = Matches(self_play)
+        self.added: frozenset[str] = frozenset()
         self.parameters = Parameters({}) if parameters is None else parameters
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
@@ -260,8 +262,9 @@ class Stepper:
         return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
 
     def covered(self, connection: Connection) -> bool:
-        """Whether the assignment says who plays in a simulator."""
-        return self.matches.covers(connection)
+        """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
+        missing = self.added - self._policies.keys()
+        return not (missing and missing & connection.pending.keys()) and self.matches.covers(connection)
 
     # ---------------------------------------------------------------- inside
 
