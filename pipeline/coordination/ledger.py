@@ -62,7 +62,7 @@ class Source:
         allowance: steps it may produce, cumulative.
         produced: steps it has completed, as far as known.
         origins: by assembly start that sent its segments, in their order.
-        agents: live agents; without any it needs no permit.
+        agents: live agents; without any it needs no permit, but in lockstep, where all wait for one another's updates.
         ghosts: steps that ghosts have played; all else here counts those of agents that learn.
         alive: the process runs.
         closed: all that it produced and that was not lost has come.
@@ -421,7 +421,7 @@ class Ledger:
         for source in sorted(living.values(), key=_unused):
             room = self.budget - self.in_flight
             wanted = self._slice - _unused(source)
-            if source.agents and room > 0 and 2 * wanted >= self._slice:
+            if (source.agents or not self.overlap) and room > 0 and 2 * wanted >= self._slice:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
         # New room comes from an update; used before its weights have arrived, the data would be older than need be.

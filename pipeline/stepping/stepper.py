@@ -6,7 +6,8 @@ A simulator whose behavior is at its budget waits with all its behaviors; its ou
 all the same, so that the learner can have them.
 
 In lockstep a wake-up is a round: it begins when every simulator has sent its frame, and takes them in
-the order of their numbers, rows by agent id.
+the order of their numbers, rows by agent id. A behavior that has used its budget up keeps all, whether it has agents at
+the moment or not: what others do meanwhile would be before or after the cut that its learner waits for, as it happens.
 
 A change of lessons goes out with a simulator's next answer; where it asks for new episodes, as a Reset in place of it.
 """
@@ -205,8 +206,8 @@ class Stepper:
         behavior.permit = permit
 
     def return_unused(self) -> None:
-        """Gives back the permits of behaviors without agents: others can use them."""
-        for behavior in self.behaviors.values():
+        """Gives back the permits of behaviors without agents: others can use them. In lockstep there are no others."""
+        for behavior in () if self._lockstep else self.behaviors.values():
             permit = behavior.permit
             if not behavior.table.taken and permit.allowance > behavior.produced:
                 behavior.permit = replace(permit, allowance=behavior.produced)
@@ -330,6 +331,8 @@ class Stepper:
         for name, count in connection.pending.items():
             if count and self.behaviors[name].remaining <= 0:
                 return Reason(PERMITS, name)
+        if self._lockstep:
+            return next((Reason(PERMITS, name) for name, one in self.behaviors.items() if one.exhausted), None)
         return None
 
     def _act(self, keys: list[int], out: Wake, now: float) -> None:
