@@ -217,7 +217,7 @@ class Supervisor:
             named = {name for specs in said if specs is not None for name in specs.behaviors}
             if names := sorted(named - self._run.settings.behaviors.keys()):
                 try:
-                    topology = await anyio.to_thread.run_sync(grow, self._topology, names)
+                    topology = grow(self._topology, names)
                 except (OSError, SparringError) as error:
                     self._fail(f"no learner for {', '.join(names)}: {error}")
                     return
