@@ -71,7 +71,7 @@ def _names(settings: Settings) -> Iterator[Conflict]:
         if not names_a_folder(name):
             yield Conflict(
                 paths=(("behaviors", name),),
-                text=f"got the behavior name {name!r}; expected one that can also name a folder, without #; "
+                text=f"got the behavior name {name!r}; expected one that can also name a folder of the run, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
 
