@@ -120,8 +120,8 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
         raise RemoteProtocolError(
             "specs",
             got=f"behavior {name!r}",
-            expected='a name that a folder of the run can have: short, no dot at its start, none of / \\ ? * : " < > | #, '
-            "and not logs or another that is there",
+            expected='a name that a folder of the run can have: short, no dot at its start, none of / \\ ? * : " < > |'
+            " or #, and not logs or another that is there",
             remedy="give it another name in the simulator",
         )
     if known >= limit:
