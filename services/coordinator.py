@@ -28,6 +28,7 @@ from pipeline.messages.service import (
     Segments,
     SteppingState,
 )
+from pipeline.progress import ALL, SIMULATORS
 from pipeline.queues.interface import Board
 from pipeline.runtime import Context
 from pipeline.specs import BehaviorSpec
@@ -213,7 +214,9 @@ class Coordination:
         """Whether every learner has reached its end, or the tournament is over."""
         if self._ghosts is not None and isinstance(self._ghosts.rules, Tournament):
             return self._late or self._ghosts.rules.complete
-        return bool(self.routes) and all(route.done for route in self.routes.values())
+        added = self._context.run.added
+        waited_for = [route for name, route in self.routes.items() if name not in added or route.ledger.produced]
+        return bool(waited_for) and all(route.done for route in waited_for)
 
     def give_up(self, limit_s: float) -> None:
         """Ends the run without the matches that are missing."""
@@ -266,6 +269,8 @@ class Coordination:
             self._context.note_receiver(f"segments:{name}", route.receiver)
             self._context.note_sender(f"updates:{name}", route.sender)
             self._note_waits(name, route.ledger)
+        if not self.routes:
+            self._context.progress.waits(ALL, "a behavior", SIMULATORS, said="the first simulator", who="outside")
         if self._ghosts is not None:
             for gauge, value in self._ghosts.gauges():
                 registry.gauge(gauge, value)

@@ -153,6 +153,8 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     except ServiceError as error:
         raise SettingsError(str(error)) from error
     behaviors = dict(settings.behaviors)
+    if not behaviors:
+        raise SettingsError(nobody_trained(directory))
     if deterministic:
         behaviors = {
             name: one.model_copy(
@@ -167,6 +169,14 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     if lines := exposed(played, insecure=insecure):
         raise SettingsError("\n".join(lines))
     return played
+
+
+def nobody_trained(directory: Path) -> str:
+    """What is wrong with a run that no simulator has told the name of a behavior."""
+    return (
+        f"got {directory}, in which no behavior was trained; expected a run whose simulators, or whose configuration, "
+        "have named one; train it first, or name another"
+    )
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
@@ -220,7 +230,15 @@ async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Sta
             ZmqTransport(topology.endpoints, start, protection=protected) as transport,
             machines(topology, processes, transport, time.monotonic) as here,
         ):
-            status = await Supervisor(topology, here, here, transport, grow=grow).supervise()
+
+            def growing(before: Topology, names: Sequence[str]) -> Topology:
+                assert grow is not None
+                after = grow(before, names)
+                transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
+                return after
+
+            more = None if grow is None else growing
+            status = await Supervisor(topology, here, here, transport, grow=more).supervise()
             await here.release(status)
             return status
     finally:

@@ -81,7 +81,7 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
                 stop=stop,
                 log=logs.get(start=transport.start),
                 clock=time.monotonic,
-                reload=partial(_reload, prepared.directory, transport),
+                reload=partial(_reload, prepared.directory, plan.name, transport),
             )
             tasks.start_soon(_count_refusals, context, transport)
             serve = plan.load()
@@ -92,10 +92,10 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
         tasks.cancel_scope.cancel()
 
 
-def _reload(directory: Path, transport: ZmqTransport) -> Run:
+def _reload(directory: Path, name: str, transport: ZmqTransport) -> Run:
     """The run as it is now, whose further queues and boards can be opened then."""
     run, endpoints = load_run(directory)
-    transport.extend(endpoints)
+    transport.extend(endpoints, protection(run, endpoints, name))
     return run
 
 

@@ -169,6 +169,8 @@ class Stepping:
             self._prepared = anyio.Event()
             run = self._context.reload()
             self._behaviors.update(run.settings.behaviors | self._behaviors)
+            if self._unnamed is not None:
+                self._unnamed.added.update(run.added)
             self._scripts |= _scripts(run)
             self.stepper.matches.names |= {*run.self_play}
             await self.follow_learners(run, tasks)
@@ -309,7 +311,7 @@ class Stepping:
 
     async def leave(self, timeout_s: float) -> None:
         """Parts from the simulators, and hands all on. Who was paused meanwhile has no time left, and gets a little."""
-        for limit_s, parting_s in ((timeout_s, PARTING_S), (PARTING_S, 0.0)):
+        for limit_s, parting_s in ((timeout_s, PARTING_S), (min(PARTING_S, timeout_s / 2), 0.0)):
             with anyio.move_on_after(limit_s):
                 await self.part(parting_s)
                 await self._sender.drain()
@@ -374,7 +376,8 @@ def _unnamed(run: Run) -> Unnamed | None:
     if settings is None or run.playing is not None:
         return None
     others = () if settings.self_play is None else settings.self_play.opponents
-    return Unnamed(settings=settings, scripts=frozenset(one.scripted for one in others if one.scripted is not None))
+    scripts = frozenset(one.scripted for one in others if one.scripted is not None)
+    return Unnamed(settings=settings, scripts=scripts, added=set(run.added))
 
 
 def _nothing(behavior: str) -> BehaviorSteps:

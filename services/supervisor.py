@@ -210,17 +210,29 @@ class Supervisor:
                 return
 
     async def _follow_names(self, tasks: TaskGroup, grow: Callable[[Topology, Sequence[str]], Topology]) -> None:
-        """Starts learners for behaviors that simulators name and the configuration does not."""
+        """Starts learners for behaviors that simulators name and the configuration does not.
+
+        One that can have none keeps its simulators waiting, and nobody else.
+        """
+        refused: set[str] = set()
         while not self._over.is_set():
             await anyio.sleep(_LOOK_S)
             said = [self._words.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
             named = {name for specs in said if specs is not None for name in specs.behaviors}
-            if names := sorted(named - self._run.settings.behaviors.keys()):
+            names = sorted(named - self._run.settings.behaviors.keys() - refused)
+            room = max(0, self._settings.limits.unnamed_behaviors - len(self._run.added))
+            if len(names) > room:  # of several stepping processes, which know of each other's only now
+                self._log.error("too_many_behaviors", behaviors=names[room:], most=room, notice=True)
+                refused.update(names[room:])
+            if names := names[:room]:
                 try:
                     topology = grow(self._topology, names)
                 except (OSError, SparringError) as error:
-                    self._fail(f"no learner for {', '.join(names)}: {error}")
-                    return
+                    refused.update(names)
+                    self._log.error("no_learner", behaviors=names, error=str(error), notice=True)
+                    if not self._run.settings.behaviors:
+                        self._fail(f"no learner for {', '.join(names)}: {error}")
+                    continue
                 await self._adopt(topology, tasks)
                 self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
 
@@ -232,7 +244,6 @@ class Supervisor:
         """
         known = {plan.name for plan in self._topology.services}
         new = [plan for plan in topology.services if plan.name not in known]
-        self._transport.extend(topology.endpoints)
         boards = {plan.name: await self._transport.subscribe(plan.name, BOARD_PACE_S) for plan in new}
         between = [self._parts[name] for name in ("assembly", "coordination", "monitor")]
         former = [part.starts for part in between]
@@ -409,7 +420,7 @@ class Supervisor:
 
     def _has_said(self, part: Part) -> bool:
         """Whether a service that is to run has said where it stands since it died last."""
-        return not self._keeps(part) or self._is_counted(part)
+        return part.ended.is_set() or not self._keeps(part) or self._is_counted(part)
 
     def _is_counted(self, part: Part) -> bool:
         """Whether the present start of a service has said where it stands, and is counted with, if a former one was."""
@@ -425,9 +436,10 @@ class Supervisor:
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         """Stops some parts, when all that are still to run have said where they stand."""
         with anyio.move_on_after(self._settings.stop_timeout_s - (self._clock() - self._stopping_since)):
-            while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
+            services = [part for part in self._parts if part.name in self._run.services]
+            while not all(map(self._has_said, services)):  # noqa: ASYNC110 (boards)
                 await anyio.sleep(_TURN_S)
-        parts = [self._parts[name] for name in names]
+        parts = [part for part in self._parts if part.name in names]  # one that was about to be added has none
         for part in parts:
             part.stopping = True
             if part.hosted is not None and ask:

@@ -132,7 +132,12 @@ class Topology:
             SettingsError: a port is not free.
         """
         settings = self.run.settings.naming(names)
-        run = dataclasses.replace(self.run, settings=settings, capacities=_capacities(settings, len(self.run.stepping)))
+        run = dataclasses.replace(
+            self.run,
+            settings=settings,
+            capacities=_capacities(settings, len(self.run.stepping)),
+            added=(*self.run.added, *names),
+        )
         plans = service_plans(run)
         further = [name for name in _channels(run, plans) if name not in self.endpoints]
         return dataclasses.replace(
@@ -159,6 +164,7 @@ class Topology:
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
             "insecure": run.insecure,
+            "added": run.added,
             "settings": run.settings.written,
         }
         write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
@@ -175,6 +181,7 @@ def build(
     resumed: bool = False,
     playing: Playing | None = None,
     insecure: bool = False,
+    added: Sequence[str] = (),
 ) -> Topology:
     """The graph that `settings` ask for.
 
@@ -188,6 +195,7 @@ def build(
         resumed: go on from what is in the folder.
         playing: what to play instead of learning, on this machine.
         insecure: other machines may reach it without keys.
+        added: behaviors of the settings that only simulators have named.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -212,6 +220,7 @@ def build(
             playing=playing,
             keys=keys_folder(settings),
             insecure=insecure,
+            added=tuple(added),
         )
         plans = service_plans(run)
         return Topology(
@@ -268,6 +277,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
             keys=keys_folder(settings),
             insecure=plain.get("insecure", False),
+            added=tuple(plain.get("added", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(

@@ -323,15 +323,14 @@ class Ledger:
             latest: how far the learner has taken what came.
             over: it will take nothing more at all.
         """
+        known = {start for source in self.sources.values() for start in source.origins} if over else latest.keys()
         for name, source in self.sources.items():
             before = source.lost
-            later = False
-            for start, origin in reversed(source.origins.items()):
-                mark = latest.get(start, {}).get(name)
-                if later:
-                    known = max(origin.taken, self._seen.get((name, start), 0), 0 if mark is None else mark.steps)
-                    origin.received = min(origin.received, known)
-                later = later or over or mark is not None
+            for start, origin in source.origins.items():
+                if any(_follows(later, start) for later in known):
+                    mark = latest.get(start, {}).get(name)
+                    there = max(origin.taken, self._seen.get((name, start), 0), 0 if mark is None else mark.steps)
+                    origin.received = min(origin.received, there)
             self._note("coordination", name, source.lost - before, "held by what died, and by an assembly that died")
 
     @property
@@ -499,6 +498,11 @@ class Ledger:
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
 _SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at", "_serving")
+
+
+def _follows(start: str, former: str) -> bool:
+    """Whether a start of assembly came after another one in the same session; what former sessions held is gone."""
+    return comes_before(former, start) and not comes_before(start, former)
 
 
 def _unused(source: Source) -> int:

@@ -13,7 +13,7 @@ subscriber is served at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -252,9 +252,6 @@ class Transport(Protocol):
 
     Each end lives in the task group the transport was entered in; an end is open until closed.
     """
-
-    def extend(self, endpoints: Mapping[str, str]) -> None:
-        """The run has got further queues and boards: where they are, by name, as "board:NAME" of a board."""
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingQueue:
         """The sending end of queue `name` for this service start."""

@@ -113,9 +113,6 @@ class MemoryTransport:
         """Drops all ends as a crash would: the other sides are told nothing."""
         self._scope.close(farewell=False)
 
-    def extend(self, endpoints: Mapping[str, str]) -> None:
-        """Nothing: in memory a queue or board is where its name is."""
-
     # ------------------------------------------------------------ queues
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:

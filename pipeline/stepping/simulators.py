@@ -291,12 +291,13 @@ class Simulators:
                 remedy="use a client of the same version as the trainer",
             )
         check_behaviors(hello.behaviors, 0, self.guard.limits)
-        self._check_known(hello.behaviors, hello.scripts)
+        new = self._check_known(hello.behaviors, hello.scripts)
         peer.name, peer.counted, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that dialled in by itself comes after the supervisor's.
         number = hello.number if hello.number is not None else _OWN_NUMBERS + peer.key
         self._check_number(peer, hello.number, number)
         former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors, hello.scripts) or 0)
+        self._add_names(new)
         if former is not None:
             former.replaced = True
             former.scope.cancel()
@@ -378,8 +379,9 @@ class Simulators:
 
     def _add_behaviors(self, peer: Peer, behaviors: Mapping[str, BehaviorSpec]) -> None:
         check_behaviors(behaviors, len(self._stepper.connection(peer.key).seats), self.guard.limits)
-        self._check_known(behaviors, peer.scripts)
+        new = self._check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
+        self._add_names(new)
         self._house.known()
 
     def _check_number(self, peer: Peer, told: int | None, number: int) -> None:
@@ -401,13 +403,18 @@ class Simulators:
                     remedy="leave the number out, or start each simulator with another",
                 )
 
-    def _check_known(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
+    def _check_known(
+        self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]
+    ) -> Sequence[str]:
+        """Refuses behaviors that nobody can train; returns the names that are new."""
         known, unnamed = self._house.behaviors, self._house.unnamed
         new = sorted({BehaviorId.parse(text).name for text in behaviors} - known.keys())
         for text, spec in behaviors.items():
             name = BehaviorId.parse(text).name
             if name in known:
                 settings, wanted = known[name], self._house.scripts.get(name, frozenset())
+                if unnamed is not None and name in unnamed.added:
+                    wanted = unnamed.scripts
             elif unnamed is not None:
                 check_unnamed(name, len(unnamed.added) + new.index(name), self.guard.limits.unnamed_behaviors)
                 settings, wanted = unnamed.settings, unnamed.scripts
@@ -431,9 +438,14 @@ class Simulators:
             except Unsupported as error:
                 got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
                 raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+        return new
+
+    def _add_names(self, names: Sequence[str]) -> None:
+        """Behaviors that the configuration does not name are here to stay."""
+        unnamed = self._house.unnamed
         if unnamed is not None:
-            known.update(dict.fromkeys(new, unnamed.settings))
-            unnamed.added.update(new)
+            self._house.behaviors.update(dict.fromkeys(names, unnamed.settings))
+            unnamed.added.update(names)
 
     def _compare(self, peer: Peer, counts: Mapping[str, int], log: Any) -> None:
         """Holds the simulator's own count against ours."""

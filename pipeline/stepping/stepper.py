@@ -264,8 +264,12 @@ class Stepper:
 
     def covered(self, connection: Connection) -> bool:
         """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
+        return not self.lacks(connection) and self.matches.covers(connection)
+
+    def lacks(self, connection: Connection) -> str:
+        """An added behavior of a simulator that has no weights yet; "" for none."""
         missing = self.added - self._policies.keys()
-        return not (missing and missing & connection.pending.keys()) and self.matches.covers(connection)
+        return next((name for name in connection.pending if name in missing), "") if missing else ""
 
     # ---------------------------------------------------------------- inside
 

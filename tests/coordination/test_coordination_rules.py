@@ -324,6 +324,24 @@ def test_what_an_assembly_sends_again_or_the_learner_had_is_not() -> None:
         assert books.lost == 0
 
 
+def test_that_assembly_is_dead_for_a_stepping_process_too_that_died_before_it() -> None:
+    """The next one has never heard of that source, and says nothing of it."""
+    for over in (True, False):
+        books = held_by_two_that_died()
+        books.routed(segments("s.2", "a.2", 1, steps=0, began=0, received=0, orphaned=0))
+        books.source_closed("s.1")
+        assert books.lost == 0
+        books.miss({"a.2": {"s.2": Mark(sequence=1, began=0, steps=0)}} if not over else {}, over=over)
+        assert books.lost == 20
+
+
+def test_what_a_former_session_left_is_not_missed() -> None:
+    """Its starts of assembly are before and after none of this one's; all that they sent counts as taken."""
+    books = held_by_two_that_died()
+    books.miss({"a.other-7": {"s.1": Mark(sequence=1, began=60, steps=0)}})
+    assert books.lost == 0
+
+
 def test_at_the_end_nobody_takes_what_was_held_and_can_not_come_again() -> None:
     """Nor does the learner take anything of the next assembly any more."""
     books = held_by_two_that_died()

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from pipeline import files
 from pipeline.errors import SettingsError
-from pipeline.messages.service import BehaviorSpecs, LearnerState, RunState, SteppingState
+from pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.settings import parse_settings
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -329,3 +329,33 @@ async def test_a_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: P
     assert {"segments:Late", "updates:Late", "board:policy-Late", "board:learning-Late"} <= grown.endpoints.keys()
     assert topology.endpoints.items() <= grown.endpoints.items()
     assert len({*grown.endpoints.values()}) == len(grown.endpoints)
+
+
+@pytest.mark.anyio
+async def test_a_run_that_ends_while_a_learner_is_about_to_be_added_ends_in_order(tmp_path: Path) -> None:
+    """It waits for assembly, which has not said anything since it was started anew."""
+    text = settings_text() + "default_settings: {max_steps: 7}\n"
+    topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub = Host({}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as stepping,
+        MemoryTransport(hub, start="assembly.1") as assembly,
+        MemoryTransport(hub, start="coordination.1") as coordination,
+        MemoryTransport(hub, start="supervisor.1") as other,
+    ):
+        boards = [await one.board(one.start.partition(".")[0]) for one in (stepping, assembly, coordination)]
+        boards[1].publish("state", AssemblyState(origin="assembly.1", held={}))
+        with Ports() as ports:
+
+            def grow(before: Topology, names: Sequence[str]) -> Topology:
+                return before.growing(names, None, ports)
+
+            supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time, grow=grow)  # type: ignore[arg-type]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.supervise)
+                boards[0].publish("specs", BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+                await anyio.sleep(5)
+                assert len(host.starts["assembly"]) == 2
+                boards[2].publish("run", FINISHED)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    assert "learning-Late" not in host.starts

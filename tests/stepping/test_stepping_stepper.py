@@ -14,6 +14,7 @@ from stepping_scene import Scene, hosted
 from pipeline.messages.service import BehaviorSteps, Permit
 from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from pipeline.stepping.stepper import Stepper
+from pipeline.stepping.waiting import WEIGHTS, waits_for
 
 IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
@@ -400,6 +401,7 @@ def test_nobody_hears_of_the_agents_of_an_added_behavior_before_it_has_weights()
     scene.send(1, 2)
     assert [key for key, *_ in scene.wake().acts] == [1]
     assert [(one.behavior, len(one.rows)) for one in scene.steps] == [("A", 1)]
+    assert waits_for(scene.stepper, "A", lockstep=False) == (WEIGHTS, "B", "")
     scene.policies["B"] = FakePolicy()
     scene.permit("B", 1000)
     assert [key for key, *_ in scene.wake().acts] == [2]

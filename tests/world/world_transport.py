@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -79,9 +79,6 @@ class WorldTransport:
 
     def _receiving(self, name: str) -> Receiving:
         return Receiving(self._network, self._part, name, self._scope)
-
-    def extend(self, endpoints: Mapping[str, str]) -> None:
-        """Nothing: here a queue or board is where its name is."""
 
     # ---------------------------------------------------------------- queues
 
