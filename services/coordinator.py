@@ -270,7 +270,7 @@ class Coordination:
             self._context.note_sender(f"updates:{name}", route.sender)
             self._note_waits(name, route.ledger)
         if not self.routes:
-            self._context.progress.waits(ALL, "a behavior", SIMULATORS, said="the first simulator", who="outside")
+            self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
         if self._ghosts is not None:
             for gauge, value in self._ghosts.gauges():
                 registry.gauge(gauge, value)
