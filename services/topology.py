@@ -324,7 +324,11 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
         *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in run.stepping),
         ServicePlan(name="assembly", entry="services.assembly:run", niceness=5),
         ServicePlan(name="coordination", entry="services.coordination:run", niceness=5),
-        *(ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning) for name in run.learners),
+        *(
+            # A simulator waits for stepping at each of its messages, a learner's work is wanted once in a buffer.
+            ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning, niceness=3)
+            for name in run.learners
+        ),
         ServicePlan(name="monitor", entry="services.monitor:run", niceness=10),
     )
 
@@ -347,11 +351,11 @@ def cores_beside_learners(
     Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
     for, may go wherever there is room. None where the learners have a thread for every core.
     """
-    learners = sum(plan.name.startswith("learning-") for plan in plans)
-    rest = tuple(usable[settings.pipeline.torch_threads.learning * learners :])
+    learners = {plan.name for plan in plans if plan.name.startswith("learning-")}
+    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
-    return {plan.name: rest for plan in plans if plan.niceness > 0}
+    return {plan.name: rest for plan in plans if plan.niceness > 0 and plan.name not in learners}
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
