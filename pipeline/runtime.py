@@ -84,6 +84,7 @@ class Run:
         playing: what it plays; None where it learns.
         keys: folder of keys on this machine.
         insecure: may be reached from other machines without keys.
+        added: behaviors that simulators have named and the configuration has not.
     """
 
     id: str
@@ -97,6 +98,7 @@ class Run:
     playing: Playing | None = None
     keys: Path | None = None
     insecure: bool = False
+    added: tuple[str, ...] = ()
 
     @property
     def hosts(self) -> Mapping[str, HostSettings]:
@@ -122,8 +124,12 @@ class Run:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Services at the end of the flow: what nobody takes on from."""
-        return tuple(f"learning-{name}" for name in self.learners) or ("coordination",)
+        """Services at the end of the flow: what nobody takes on from.
+
+        Beside behaviors of the configuration, one that a simulator has named holds up nobody when it has gone again.
+        """
+        named = [name for name in self.learners if name not in self.added]
+        return tuple(f"learning-{name}" for name in named or self.learners) or ("coordination",)
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -146,6 +152,7 @@ class Context:
         clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for what people read.
         compute: runs long work beside the loop.
+        reload: gives the run as it is now, which may have got more behaviors since this start; None where it can not.
         listen: opens the endpoint for simulators.
         registry: the service's numbers.
         writing: what it does where the disk is full; it gives up as late as a stall is reported.
@@ -163,6 +170,7 @@ class Context:
     wall_clock: Clock = time.time
     compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
+    reload: Callable[[], Run] | None = None
     registry: Registry = field(init=False)
     writing: Writing = field(init=False)
     progress: Progress = field(init=False)

@@ -20,6 +20,12 @@ ObservationKind = Literal["vector", "image", "entities", "goal"]
 ObservationDtype = Literal["float32", "uint8"]
 
 _ID = re.compile(r"([^?]+)(?:\?team=([0-9]{1,10}))?")
+_BAD_IN_NAME = frozenset('/\\?*:"<>|#')  # of folders; the last one divides names of senders
+_LONGEST_NAME = 100
+_TAKEN = frozenset({"checkpoints", "initial", "logs", "players", "run_logs", "snapshots"})
+"""Folders beside those of behaviors in that of a run."""
+_FILES = (".json", ".jsonl", ".png", ".prom", ".yaml")
+"""How files there end."""
 _RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities": (2,), "goal": (1,)}
 
 
@@ -156,6 +162,12 @@ class BehaviorId:
 
     def __str__(self) -> str:
         return f"{self.name}?team={self.team}"
+
+
+def names_a_folder(name: str) -> bool:
+    """Whether a behavior of this name can have a folder and a learner of its own."""
+    plain = bool(name.strip()) and name.isprintable() and not _BAD_IN_NAME & set(name) and not name.startswith(".")
+    return plain and len(name.encode()) <= _LONGEST_NAME and name not in _TAKEN and not name.endswith(_FILES)
 
 
 def _bad_id(text: str) -> SpecError:

@@ -57,13 +57,21 @@ class Assembly:
         if self._comes_again(batch):
             self._skip(batch)
             return
-        grouped = [part for part in batch.parts if self._in_groups(part.behavior)]
+        parts = self._known(batch)
+        grouped = [part for part in parts if self._in_groups(part.behavior)]
         if grouped:
             self._take_groups(batch.source, grouped)
-        for part in batch.parts:
+        for part in parts:
             if not self._in_groups(part.behavior):
                 self._take_part(batch.source, part)
             self._cut_if_due(part.behavior, batch.source)
+
+    def _known(self, batch: StepBatch) -> list[BehaviorSteps]:
+        """The parts of behaviors that there are learners for.
+
+        Another one has no permit, and no steps; when it gets a learner we are started anew, and told of its agents.
+        """
+        return [part for part in batch.parts if part.behavior in self._context.run.settings.behaviors]
 
     def _comes_again(self, batch: StepBatch) -> bool:
         """Whether our former start may have had a batch: it was made before its source had heard of us.
@@ -77,7 +85,7 @@ class Assembly:
 
     def _skip(self, batch: StepBatch) -> None:
         """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""
-        for part in batch.parts:
+        for part in self._known(batch):
             if self._in_groups(part.behavior):
                 groups = self._groups_of(batch.source)
                 groups.skip(part)

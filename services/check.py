@@ -60,6 +60,9 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
     for name, behavior in settings.behaviors.items():
         yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
+    if settings.unnamed is not None:
+        other = "any other behavior" if settings.behaviors else "any behavior"
+        yield f"{other} that a simulator names: {_behavior(settings.unnamed)}"
     for simulator in settings.launched:
         yield f"simulator: {_simulator(simulator)}" + (f", on {simulator.host}" if simulator.host else "")
     if not settings.launched:
@@ -79,8 +82,8 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
 def unreadable(settings: Settings) -> Iterator[str]:
     """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
     hosts = settings.pipeline.hosts
-    for name, behavior in settings.behaviors.items():
-        if place(hosts, f"learning-{name}") != main_host(hosts):
+    for section, behavior in settings.sections.items():
+        if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
             continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
         wanted = {
@@ -94,7 +97,7 @@ def unreadable(settings: Settings) -> Iterator[str]:
                 for file in files_of(Path(path)):
                     read_any(file)
             except RecordingError as error:
-                yield f"behaviors.{name}.{key}.demo_path: {error}"
+                yield f"{section}.{key}.demo_path: {error}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

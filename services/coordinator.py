@@ -28,6 +28,7 @@ from pipeline.messages.service import (
     Segments,
     SteppingState,
 )
+from pipeline.progress import ALL, SIMULATORS
 from pipeline.queues.interface import Board
 from pipeline.runtime import Context
 from pipeline.specs import BehaviorSpec
@@ -112,8 +113,8 @@ class Coordination:
                 route.ledger.source_gone(former)
         self._sources[name] = state.source
         for behavior, produced in state.behaviors.items():
-            route = self.routes[behavior]
-            route.ledger.stepped(state.source, produced)
+            if behavior in self.routes:  # else it gets a learner now, and we are started anew
+                self.routes[behavior].ledger.stepped(state.source, produced)
         if self._ghosts is not None:
             self._ghosts.stepped(specs.teams, {name: route.ledger.ghosts for name, route in self.routes.items()})
         self._note_last_words(name, final=state.final)
@@ -213,7 +214,9 @@ class Coordination:
         """Whether every learner has reached its end, or the tournament is over."""
         if self._ghosts is not None and isinstance(self._ghosts.rules, Tournament):
             return self._late or self._ghosts.rules.complete
-        return all(route.done for route in self.routes.values())
+        added = self._context.run.added
+        waited_for = [route for name, route in self.routes.items() if name not in added or route.ledger.produced]
+        return bool(waited_for) and all(route.done for route in waited_for)
 
     def give_up(self, limit_s: float) -> None:
         """Ends the run without the matches that are missing."""
@@ -266,6 +269,8 @@ class Coordination:
             self._context.note_receiver(f"segments:{name}", route.receiver)
             self._context.note_sender(f"updates:{name}", route.sender)
             self._note_waits(name, route.ledger)
+        if not self.routes:
+            self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
         if self._ghosts is not None:
             for gauge, value in self._ghosts.gauges():
                 registry.gauge(gauge, value)
@@ -317,6 +322,8 @@ class Coordination:
         """
         for route in self.routes.values():
             route.empty()
+            route.ledger.miss(route.latest, over=True)
+            self._log_incidents(route)
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
             await self._context.writing.until_done(self._settle, "the books", limit_s)

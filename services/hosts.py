@@ -26,9 +26,13 @@ class Processes:
     """
 
     def __init__(self, topology: Topology, host: ProcessHost) -> None:
+        self._host = host
+        self.adopt(topology)
+
+    def adopt(self, topology: Topology) -> None:
+        """The run has grown: what is started from now on is of this topology."""
         self._run = topology.run
         self._cores = topology.cores
-        self._host = host
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts a service as a process."""
@@ -53,10 +57,14 @@ class Tasks:
     def __init__(
         self, topology: Topology, tasks: TaskGroup, transport: Callable[[str], AbstractAsyncContextManager[Transport]]
     ) -> None:
-        self._run = topology.run
         self._tasks = tasks
         self._transport = transport
         self._started: dict[str, Task] = {}
+        self.adopt(topology)
+
+    def adopt(self, topology: Topology) -> None:
+        """The run has grown: what is started from now on is of this topology."""
+        self._run = topology.run
 
     @property
     def hanging(self) -> list[str]:
@@ -77,6 +85,7 @@ class Tasks:
                     stop=stop,
                     log=logs.get(service=plan.name),
                     clock=time.monotonic,
+                    reload=lambda: self._run,
                 )
                 await plan.load()(context)
 

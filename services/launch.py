@@ -31,7 +31,12 @@ from services.topology import Topology, build, load_run
 
 
 def launch(
-    settings: Settings, plan: Callable[[Path | None, Ports], Topology], notes: tuple[str, ...] = (), *, in_process: bool
+    settings: Settings,
+    plan: Callable[[Path | None, Ports], Topology],
+    notes: tuple[str, ...] = (),
+    *,
+    in_process: bool,
+    prepare: Callable[[Settings, Sequence[str]], None] | None = None,
 ) -> Status:
     """Runs a run to its end.
 
@@ -40,6 +45,7 @@ def launch(
         plan: makes its topology, given a folder for sockets and what keeps its ports.
         notes: what its author should read first.
         in_process: all services as tasks of this process.
+        prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -52,7 +58,8 @@ def launch(
     with ExitStack() as stack:
         if sockets is not None:
             stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        topology = plan(sockets, stack.enter_context(Ports()))
+        ports = stack.enter_context(Ports())
+        topology = plan(sockets, ports)
         topology.save()
         bounds, run = settings.pipeline.logs, topology.run
         logs.configure(
@@ -61,7 +68,16 @@ def launch(
         for line in notes:
             logs.get().warning("settings", note=line, notice=True)
         logs.get().info("seed", seed=topology.run.seed, notice=True)
-        return anyio.run(_supervise, topology, in_process, backend_options=_loop_options())
+
+        def grow(before: Topology, names: Sequence[str]) -> Topology:
+            after = before.growing(names, sockets, ports)
+            if prepare is not None:
+                prepare(after.run.settings, names)
+            after.save()
+            return after
+
+        growing = grow if settings.unnamed is not None and run.playing is None else None
+        return anyio.run(_supervise, topology, in_process, growing, backend_options=_loop_options())
 
 
 def play(
@@ -137,6 +153,8 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     except ServiceError as error:
         raise SettingsError(str(error)) from error
     behaviors = dict(settings.behaviors)
+    if not behaviors:
+        raise SettingsError(nobody_trained(directory))
     if deterministic:
         behaviors = {
             name: one.model_copy(
@@ -151,6 +169,14 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     if lines := exposed(played, insecure=insecure):
         raise SettingsError("\n".join(lines))
     return played
+
+
+def nobody_trained(directory: Path) -> str:
+    """What is wrong with a run that no simulator has told the name of a behavior."""
+    return (
+        f"got {directory}, in which no behavior was trained; expected a run whose simulators, or whose configuration, "
+        "have named one; train it first, or name another"
+    )
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
@@ -188,11 +214,14 @@ def _checkpoint(directory: Path, behavior: str, name: str | None) -> str:
     return str(fitting[0])
 
 
-async def _supervise(topology: Topology, in_process: bool) -> Status:
+Growing = Callable[[Topology, Sequence[str]], Topology] | None
+
+
+async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Status:
     processes = ProcessHost(topology.run.directory / "logs")
     try:
         if in_process:
-            return await _as_tasks(topology, processes)
+            return await _as_tasks(topology, processes, grow)
         from pipeline.queues.zmq import ZmqTransport
 
         start = f"supervisor.{secrets.token_hex(3)}"
@@ -201,21 +230,29 @@ async def _supervise(topology: Topology, in_process: bool) -> Status:
             ZmqTransport(topology.endpoints, start, protection=protected) as transport,
             machines(topology, processes, transport, time.monotonic) as here,
         ):
-            status = await Supervisor(topology, here, here, transport).supervise()
+
+            def growing(before: Topology, names: Sequence[str]) -> Topology:
+                assert grow is not None
+                after = grow(before, names)
+                transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
+                return after
+
+            more = None if grow is None else growing
+            status = await Supervisor(topology, here, here, transport, grow=more).supervise()
             await here.release(status)
             return status
     finally:
         processes.close()
 
 
-async def _as_tasks(topology: Topology, processes: ProcessHost) -> Status:
+async def _as_tasks(topology: Topology, processes: ProcessHost, grow: Growing) -> Status:
     from pipeline.queues.memory import MemoryHub, MemoryTransport
 
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks:
         host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
-            status = await Supervisor(topology, host, processes, transport).supervise()
+            status = await Supervisor(topology, host, processes, transport, grow=grow).supervise()
         if hanging := host.hanging:  # the interpreter would wait for their threads for ever
             logs.get().error("left_hanging", services=hanging, notice=True)
             logs.close()

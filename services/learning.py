@@ -54,7 +54,7 @@ class Learning:
         self._pipeline = settings.pipeline
         self._behavior = settings.behaviors[learner.behavior]
         self._lockstep = settings.overlap == 0
-        self._alone = len(settings.behaviors) == 1
+        self._alone = len(settings.behaviors) == 1 and settings.unnamed is None
         self._folder = CheckpointFolder(context.run.directory, learner.behavior)
         self._recovered_at = context.clock()
         self._next_checkpoint = 0

@@ -48,6 +48,11 @@ class Machines:
         self._here = Processes(topology, processes)
         self._others = others
 
+    def adopt(self, topology: Topology) -> None:
+        """The run has grown, which one on several machines does not."""
+        self._topology = topology
+        self._here.adopt(topology)
+
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts a service as a process."""
         other = self._others.get(self._topology.place(plan.name))

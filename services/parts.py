@@ -31,6 +31,8 @@ class Part:
         failure: what went wrong while it was being ended; "" for nothing.
         gone: its last start ended while the run did, without having been asked to or in another way than that.
         died: some start of it did.
+        renewed: the start that ends because another one is wanted.
+        down: it has failed, and its next start has not begun.
         ended: it is not started any more.
     """
 
@@ -46,6 +48,8 @@ class Part:
     failure: str = ""
     gone: bool = False
     died: bool = False
+    renewed: int = 0
+    down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -105,6 +109,13 @@ class Parts:
         self._parts[name] = part
         tasks.start_soon(self._run, part)
 
+    def renew(self, name: str) -> None:
+        """Ends the present start of a part, and starts it again at once; that is no failure."""
+        part = self._parts[name]
+        part.renewed = part.starts
+        if part.hosted is not None:
+            part.hosted.kill()
+
     async def _run(self, part: Part) -> None:
         """Starts a part again and again, until it is stopped or fails too often."""
         try:
@@ -116,6 +127,7 @@ class Parts:
                 except OSError as error:
                     self._fail(f"{part.name} can not be started: {error}")
                     return
+                part.down = False
                 self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
                 part.gone = self._over.is_set() and (bool(failure) or not part.stopping)
@@ -123,6 +135,9 @@ class Parts:
                 if part.stopping:
                     part.failure = failure
                     return
+                part.down = True
+                if part.renewed == part.starts and not self._over.is_set():
+                    continue
                 if not self._keeps(part) or not await self._may_restart(part, failure):
                     return
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,15 @@ def write(directory: Path, players: Sequence[Mapping[str, PolicyWeights]]) -> No
             folder.save(replace(weights, behavior=name, version=number))
 
 
-def write_opponents(directory: Path, settings: Settings) -> None:
+def write_opponents(directory: Path, settings: Settings, names: Collection[str] | None = None) -> None:
     """Puts the opponents from elsewhere that self-play asks for into the folder of a run.
 
     Those of an earlier session keep their numbers; one that is not asked for any more is not drawn again.
+
+    Args:
+        directory: of the run.
+        settings: of the run.
+        names: of the behaviors; None for all.
 
     Raises:
         SettingsError: a checkpoint is damaged, not there, or of another behavior.
@@ -83,7 +88,7 @@ def write_opponents(directory: Path, settings: Settings) -> None:
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
     known: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
     for name, behavior in settings.behaviors.items():
-        if behavior.self_play is None:
+        if behavior.self_play is None or (names is not None and name not in names):
             continue
         own = known.setdefault(name, {})
         for former in own.values():
@@ -105,8 +110,13 @@ def write_opponents(directory: Path, settings: Settings) -> None:
         write_atomically(path, json.dumps(known, indent=2).encode())
 
 
-def copy_initial(directory: Path, settings: Settings) -> tuple[str, ...]:
+def copy_initial(directory: Path, settings: Settings, names: Collection[str] | None = None) -> tuple[str, ...]:
     """Copies what each behavior starts from into the folder of a run: `init_path`, or `initialize_from`.
+
+    Args:
+        directory: of the run.
+        settings: of the run.
+        names: of the behaviors; None for all.
 
     Returns:
         A line for each behavior that the run of `initialize_from` does not have.
@@ -117,6 +127,8 @@ def copy_initial(directory: Path, settings: Settings) -> tuple[str, ...]:
     kept = settings.checkpoint_settings
     notes = []
     for name, behavior in settings.behaviors.items():
+        if names is not None and name not in names:
+            continue
         if behavior.init_path is not None:
             path = _expanded(Path(behavior.init_path), name, "init_path")[-1]
         elif kept.initialize_from is None:

@@ -88,7 +88,9 @@ def _at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def endpoints_of(settings: Settings, names: list[str], sockets: Path | None, ports: Ports) -> dict[str, str]:
+def endpoints_of(
+    settings: Settings, names: list[str], sockets: Path | None, ports: Ports, first: int = 0
+) -> dict[str, str]:
     """Addresses of queues and boards.
 
     Args:
@@ -96,6 +98,7 @@ def endpoints_of(settings: Settings, names: list[str], sockets: Path | None, por
         names: of the queues, and of the boards as "board:NAME".
         sockets: a folder for Unix sockets, or None for loopback ports.
         ports: to find them with.
+        first: number of the first socket.
 
     Raises:
         SettingsError: a port is not free.
@@ -103,7 +106,7 @@ def endpoints_of(settings: Settings, names: list[str], sockets: Path | None, por
     if settings.pipeline.hosts:
         return _between_machines(settings, names, ports)
     if sockets is not None:
-        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names)}
+        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names, first)}
     return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in names}
 
 

@@ -81,6 +81,7 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
                 stop=stop,
                 log=logs.get(start=transport.start),
                 clock=time.monotonic,
+                reload=partial(_reload, prepared.directory, plan.name, transport),
             )
             tasks.start_soon(_count_refusals, context, transport)
             serve = plan.load()
@@ -89,6 +90,13 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
             gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
             await serve(context)
         tasks.cancel_scope.cancel()
+
+
+def _reload(directory: Path, name: str, transport: ZmqTransport) -> Run:
+    """The run as it is now, whose further queues and boards can be opened then."""
+    run, endpoints = load_run(directory)
+    transport.extend(endpoints, protection(run, endpoints, name))
+    return run
 
 
 async def _count_refusals(context: Context, transport: ZmqTransport) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import anyio
 import numpy as np
+from anyio.abc import TaskGroup
 
 from pipeline.coordination.opponents import opponents_of
 from pipeline.messages.matches import Assignment
@@ -24,13 +25,14 @@ from pipeline.messages.service import (
     LessonsState,
     Permits,
     PolicyWeights,
+    RunState,
     StepBatch,
     SteppingState,
 )
 from pipeline.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
 from pipeline.progress import ALL, SIMULATORS
 from pipeline.queues.interface import Board, SendingQueue
-from pipeline.runtime import Context, follow, publish_metrics, refuse_restart
+from pipeline.runtime import Context, Run, follow, publish_metrics, refuse_restart
 from pipeline.settings.parameters import in_lessons
 from pipeline.specs import BehaviorId
 from pipeline.stepping.admission import Gate
@@ -39,7 +41,7 @@ from pipeline.stepping.listening import allow_descriptors
 from pipeline.stepping.parameters import Parameters
 from pipeline.stepping.policies import Policies
 from pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
-from pipeline.stepping.simulators import House, Simulators
+from pipeline.stepping.simulators import House, Simulators, Unnamed
 from pipeline.stepping.stepper import Stepper
 from pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS, waits_for
 
@@ -56,7 +58,13 @@ class Stepping:
         self._board = board
         self._sender = sender
         self._lockstep = settings.overlap == 0
-        self.policies = Policies(settings.behaviors, seed=context.run.seed)
+        self._behaviors = dict(settings.behaviors)  # and those that simulators add
+        self._followed: set[str] = set()  # behaviors whose weights we hear of
+        self._hears_ghosts = False
+        self._unnamed = _unnamed(context.run)
+        self._scripts = _scripts(context.run)
+        self._prepared = anyio.Event()  # the run has a learner for another one
+        self.policies = Policies(self._behaviors, seed=context.run.seed)
         self.stepper = Stepper(
             self.policies.current,
             lockstep=self._lockstep,
@@ -72,24 +80,22 @@ class Stepping:
         self._wake = anyio.Event()
         house = House(
             settings=settings.pipeline,
-            behaviors=settings.behaviors,
-            scripts={
-                name: frozenset(one.script for one in own if one.script)
-                for name, own in opponents_of(context.run.directory).items()
-            },
+            behaviors=self._behaviors,
+            scripts=self._scripts,
             seed=context.run.seed,
             clock=context.clock,
             registry=context.registry,
             log=context.log,
             arrived=self.wake_up,
             known=self._load,
+            unnamed=self._unnamed,
         )
         self.simulators = Simulators(self.stepper, house)
-        self._buffers = {name: one.hyperparameters.buffer_size for name, one in settings.behaviors.items()}
         self._told: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether there were agents
         self._specs_told: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # behaviors, and teams of each
         self._gathered = 0  # rows that assembly has not got
         self._gathered_bytes = 0  # of their observations
+        self._leaving: tuple[StepBatch, int] | None = None  # steps that wait for credit
         self._filled = anyio.Event()
         self._turn = anyio.Lock(fast_acquire=True)
         self._final = False
@@ -98,7 +104,10 @@ class Stepping:
     # ---------------------------------------------------------------- state from elsewhere
 
     def permits(self, latest: Mapping[str, Any]) -> None:
-        """Coordination has granted permits, or changed who plays or what is taught."""
+        """Coordination has granted permits, or changed who plays or what is taught, or for whom there are learners."""
+        run = latest.get("run")
+        if isinstance(run, RunState) and run.books.keys() - self._followed:
+            self._prepared.set()
         lessons = latest.get("lessons")
         if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
             self.simulators.begin()
@@ -142,12 +151,41 @@ class Stepping:
             self.policies.learn(weights)
             self._load()
 
+    async def follow_learners(self, run: Run, tasks: TaskGroup) -> None:
+        """Hears of the weights of every behavior that has a learner, and of ghosts."""
+        transport = self._context.transport
+        if run.self_play and not self._hears_ghosts:
+            self._hears_ghosts = True
+            tasks.start_soon(follow, await transport.subscribe("ghosts"), self.ghosts)
+        for name in run.settings.behaviors:
+            if name not in self._followed:
+                self._followed.add(name)
+                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.weights)
+
+    async def follow_added(self, tasks: TaskGroup) -> None:
+        """The same of those that simulators have added, here or elsewhere, when the run has learners for them."""
+        while self._context.reload is not None:
+            await self._prepared.wait()
+            self._prepared = anyio.Event()
+            run = self._context.reload()
+            self._behaviors.update(run.settings.behaviors | self._behaviors)
+            if self._unnamed is not None:
+                self._unnamed.added.update(run.added)
+            self._scripts |= _scripts(run)
+            self.stepper.matches.names |= {*run.self_play}
+            await self.follow_learners(run, tasks)
+            self._load()
+
     def reader_restarted(self, _starts: int) -> None:
         """Assembly is new: it needs to hear of every live agent."""
         self.stepper.rejoin()
         self.wake_up()
 
     def _load(self) -> None:
+        if self._unnamed is not None:
+            self.stepper.added |= self._unnamed.added
+            if self._unnamed.settings.self_play is not None:
+                self.stepper.matches.names |= self._unnamed.added
         for name, behavior in self.stepper.behaviors.items():
             self.policies.build(name, behavior.spec)
         self._adopt()
@@ -185,12 +223,15 @@ class Stepping:
 
     async def _hand_on(self) -> None:
         """Sends assembly what has gathered."""
-        if self.stepper.has_steps:
-            introduces, rows = self.stepper.introduced, self._gathered
-            batch = StepBatch(source=self._context.start, parts=self.stepper.take_steps(), introduces=introduces)
-            self._gathered = self._gathered_bytes = 0
+        while self._leaving is not None or self.stepper.has_steps:
+            if self._leaving is None:
+                introduces, rows = self.stepper.introduced, self._gathered
+                batch = StepBatch(source=self._context.start, parts=self.stepper.take_steps(), introduces=introduces)
+                self._gathered = self._gathered_bytes = 0
+                self._leaving = batch, rows
             self._context.progress.waits(ALL, "credit.steps", "assembly")
-            await self._sender.put(batch, rows)
+            await self._sender.put(*self._leaving)
+            self._leaving = None
             self._context.progress.works()
 
     async def hand_on_in_time(self) -> None:
@@ -199,9 +240,9 @@ class Stepping:
         A message costs the services a millisecond, whatever is in it; a learner with a small buffer waits
         for each of its steps.
         """
-        much = min(map(_share_of_update, self._buffers.values()))
         while True:
             await self._filled.wait()
+            much = min(map(self._share_of_update, self._behaviors))
             await anyio.sleep(GATHERING_S)
             if self._gathered < much:
                 await anyio.sleep(GATHERING_MOST_S - GATHERING_S)
@@ -214,7 +255,7 @@ class Stepping:
         for name, behavior in self.stepper.behaviors.items():
             steps, populated = self._told.get(name, (-1, None))
             fresh = behavior.produced + behavior.ghosts - steps
-            quantum = 2**62 if self._lockstep else _share_of_update(self._buffers[name])
+            quantum = 2**62 if self._lockstep else self._share_of_update(name)
             if (
                 fresh >= quantum
                 or (fresh > 0 and behavior.remaining <= 0)
@@ -265,8 +306,16 @@ class Stepping:
 
     async def introduce(self) -> None:
         """Tells assembly of this start, so that what a former one left can be closed."""
-        parts = tuple(_nothing(name) for name in self._buffers)
+        parts = tuple(_nothing(name) for name in self._context.run.settings.behaviors)
         await self._sender.put(StepBatch(source=self._context.start, parts=parts), 0)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Parts from the simulators, and hands all on. Who was paused meanwhile has no time left, and gets a little."""
+        for limit_s, parting_s in ((timeout_s, PARTING_S), (min(PARTING_S, timeout_s / 2), 0.0)):
+            with anyio.move_on_after(limit_s):
+                await self.part(parting_s)
+                await self._sender.drain()
+                return
 
     async def part(self, timeout_s: float) -> None:
         """Says Bye to every simulator, and takes over what they had sent before they heard it."""
@@ -278,6 +327,10 @@ class Stepping:
         async with self._turn:
             await self._hand_on()
 
+    def _share_of_update(self, name: str) -> int:
+        """Steps of a behavior that others should hear of soon."""
+        return max(1, self._behaviors[name].hyperparameters.buffer_size // 16)
+
     def end(self) -> None:
         """Says for the last time where it stands."""
         self._final = True
@@ -286,7 +339,7 @@ class Stepping:
     def _note_waits(self) -> None:
         """Says for every behavior whose turn it is."""
         progress = self._context.progress
-        for name in self._buffers:
+        for name in self._behaviors:
             reason = waits_for(self.stepper, name, lockstep=self._lockstep)
             if reason is None:
                 progress.works(f"steps/{name}")
@@ -311,9 +364,20 @@ def _prepare(registry: Registry) -> None:
         registry.histogram(name, bounds)
 
 
-def _share_of_update(buffer_size: int) -> int:
-    """Steps that others should hear of soon."""
-    return max(1, buffer_size // 16)
+def _scripts(run: Run) -> dict[str, frozenset[str]]:
+    """By behavior name, the scripts that every simulator must be able to play."""
+    opponents = opponents_of(run.directory)
+    return {name: frozenset(one.script for one in own if one.script) for name, own in opponents.items()}
+
+
+def _unnamed(run: Run) -> Unnamed | None:
+    """What counts for behaviors that the configuration does not name; None where these are refused."""
+    settings = run.settings.unnamed
+    if settings is None or run.playing is not None:
+        return None
+    others = () if settings.self_play is None else settings.self_play.opponents
+    scripts = frozenset(one.scripted for one in others if one.scripted is not None)
+    return Unnamed(settings=settings, scripts=scripts, added=set(run.added))
 
 
 def _nothing(behavior: str) -> BehaviorSteps:
@@ -345,8 +409,6 @@ async def run(context: Context) -> None:
     _tell_afresh(context)
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
-    ghosts = await transport.subscribe("ghosts") if context.run.self_play else None
-    learners = [await transport.subscribe(f"policy-{name}") for name in settings.behaviors]
     address = context.run.addresses[context.service]
     asked = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
     gate = Gate(asked, stepping.simulators.guard, stepping.simulators.serve)
@@ -355,21 +417,17 @@ async def run(context: Context) -> None:
         context.log.warning("few_descriptors", got=available, expected=wanted, remedy=remedy)
     listener = await context.listen(address)
     async with anyio.create_task_group() as tasks:
+        await stepping.follow_learners(context.run, tasks)
         tasks.start_soon(gate.run, listener, tasks)
         tasks.start_soon(follow, coordination, stepping.permits)
-        if ghosts is not None:
-            tasks.start_soon(follow, ghosts, stepping.ghosts)
-        for subscription in learners:
-            tasks.start_soon(follow, subscription, stepping.weights)
+        tasks.start_soon(stepping.follow_added, tasks)
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
         tasks.start_soon(stepping.hand_on_in_time)
         tasks.start_soon(publish_metrics, context, board, stepping.refresh)
         tasks.start_soon(stepping.introduce)
         await context.stop.wait()
-        with anyio.move_on_after(settings.pipeline.stop_timeout_s / 2):
-            await stepping.part(PARTING_S)
-            await sender.drain()
+        await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
     stepping.end()
     board.publish("metrics", context.numbers())

@@ -18,11 +18,13 @@ from typing import Final, Protocol
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from pipeline import logs
+from pipeline.errors import SparringError
 from pipeline.hosting import Hosted
 from pipeline.machines import RemotePart
-from pipeline.messages.service import AssemblyState, LearnerState, Metrics, RunState, SteppingState
+from pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, Metrics, RunState, SteppingState
 from pipeline.monitoring.stalls import Patience, Stall, Stalls
 from pipeline.monitoring.summary import Status
 from pipeline.progress import SIMULATORS
@@ -74,6 +76,9 @@ class Host(Protocol):
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
         """Starts one service."""
 
+    def adopt(self, topology: Topology) -> None:
+        """Starts services of another topology from now on."""
+
 
 class Launcher(Protocol):
     """Starts simulators."""
@@ -91,6 +96,7 @@ class Supervisor:
         processes: where simulators run.
         transport: to hear the services.
         clock: seconds, only rising.
+        grow: makes and writes the topology with further behaviors; None where there will be none.
     """
 
     def __init__(
@@ -100,7 +106,9 @@ class Supervisor:
         processes: Launcher,
         transport: Transport,
         clock: Callable[[], float] = time.monotonic,
+        grow: Callable[[Topology, Sequence[str]], Topology] | None = None,
     ) -> None:
+        self._grow = grow
         self._topology = topology
         self._run = topology.run
         self._settings = topology.run.settings.pipeline
@@ -149,6 +157,8 @@ class Supervisor:
                 tasks.start_soon(self._exports.run)
                 tasks.start_soon(self._follow_checkpoints, self._exports)
             tasks.start_soon(self._follow_end)
+            if self._grow is not None:
+                tasks.start_soon(self._follow_names, tasks, self._grow)
             tasks.start_soon(self._watch)
             tasks.start_soon(self._trim)
             self._log.info(
@@ -198,6 +208,60 @@ class Supervisor:
             if isinstance(state, RunState) and state.finished:
                 self._end("completed", None)
                 return
+
+    async def _follow_names(self, tasks: TaskGroup, grow: Callable[[Topology, Sequence[str]], Topology]) -> None:
+        """Starts learners for behaviors that simulators name and the configuration does not.
+
+        One that can have none keeps its simulators waiting, and nobody else.
+        """
+        refused: set[str] = set()
+        while not self._over.is_set():
+            await anyio.sleep(_LOOK_S)
+            said = [self._words.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
+            named = {name for specs in said if specs is not None for name in specs.behaviors}
+            names = sorted(named - self._run.settings.behaviors.keys() - refused)
+            room = max(0, self._settings.limits.unnamed_behaviors - len(self._run.added))
+            if len(names) > room:  # of several stepping processes, which know of each other's only now
+                self._log.error("too_many_behaviors", behaviors=names[room:], most=room, notice=True)
+                refused.update(names[room:])
+            if names := names[:room]:
+                try:
+                    topology = grow(self._topology, names)
+                except (OSError, SparringError) as error:
+                    refused.update(names)
+                    self._log.error("no_learner", behaviors=names, error=str(error), notice=True)
+                    if not self._run.settings.behaviors:
+                        self._fail(f"no learner for {', '.join(names)}: {error}")
+                    continue
+                await self._adopt(topology, tasks)
+                self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
+
+    async def _adopt(self, topology: Topology, tasks: TaskGroup) -> None:
+        """Goes on with a topology that has grown.
+
+        What lies between stepping and the learners is started anew, as after a crash: it then knows of all queues. The
+        new learners come after it, so that no step is on its way to a start that ends.
+        """
+        known = {plan.name for plan in self._topology.services}
+        new = [plan for plan in topology.services if plan.name not in known]
+        boards = {plan.name: await self._transport.subscribe(plan.name, BOARD_PACE_S) for plan in new}
+        between = [self._parts[name] for name in ("assembly", "coordination", "monitor")]
+        former = [part.starts for part in between]
+        if self._over.is_set():
+            return
+        self._topology, self._run = topology, topology.run
+        self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
+        self._host.adopt(topology)
+        for part in between:
+            self._parts.renew(part.name)
+        with anyio.move_on_after(START_S):
+            for part, starts in zip(between, former, strict=True):
+                while part.starts == starts or not self._is_counted(part):  # noqa: ASYNC110 (boards)
+                    await anyio.sleep(_TURN_S)
+        if not self._over.is_set():
+            self._boards |= boards
+            for plan in new:
+                self._parts.keep(tasks, plan.name, partial(self._start_service, plan))
 
     async def _follow_checkpoints(self, exports: Exports) -> None:
         """Has every new checkpoint exported."""
@@ -355,22 +419,27 @@ class Supervisor:
             await self._stop([name], self._settings.stop_timeout_s)
 
     def _has_said(self, part: Part) -> bool:
+        """Whether a service that is to run has said where it stands since it died last."""
+        return part.ended.is_set() or not self._keeps(part) or self._is_counted(part)
+
+    def _is_counted(self, part: Part) -> bool:
         """Whether the present start of a service has said where it stands, and is counted with, if a former one was."""
-        if part.starts < 2 or not self._keeps(part):
-            return True
+        if part.starts < 2:
+            return not part.down
         said = [self._words.of(part.name, key, kind) for key, kind, _ in _STANDS]
         starts = [getattr(one, start) for one, (*_, start) in zip(said, _STANDS, strict=True) if one is not None]
         run = self._words.of("coordination", "run", RunState)
         if run is not None and part.name in run.heard:
             starts.append(run.heard[part.name])
-        return all(start == self._label(part.name, part.starts) for start in starts)
+        return not part.down and all(start == self._label(part.name, part.starts) for start in starts)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         """Stops some parts, when all that are still to run have said where they stand."""
         with anyio.move_on_after(self._settings.stop_timeout_s - (self._clock() - self._stopping_since)):
-            while not all(self._has_said(self._parts[name]) for name in self._run.services):  # noqa: ASYNC110 (boards)
+            services = [part for part in self._parts if part.name in self._run.services]
+            while not all(map(self._has_said, services)):  # noqa: ASYNC110 (boards)
                 await anyio.sleep(_TURN_S)
-        parts = [self._parts[name] for name in names]
+        parts = [part for part in self._parts if part.name in names]  # one that was about to be added has none
         for part in parts:
             part.stopping = True
             if part.hosted is not None and ask:
@@ -399,7 +468,8 @@ class Supervisor:
 
     def _tell(self, wall_s: float) -> None:
         """Writes the summary; where that fails, so has the run."""
-        died = {part.name: part.gone for part in self._parts if part.died and part.name in self._run.services}
+        lost = (part for part in self._parts if part.died or not self._is_counted(part))
+        died = {part.name: part.gone for part in lost if part.name in self._run.services}
         if failure := Outcome(self._topology, self._words, self._log).write(self._status, self._error, wall_s, died):
             self._spoil(failure)
         path = self._run.directory / "summary.json"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ServiceError
+from pipeline.files import write_atomically
 from pipeline.keys import token
 from pipeline.queues.interface import Capacity
 from pipeline.runtime import Context, Playing, Run
@@ -103,6 +104,7 @@ class Topology:
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
         host: this machine; "" where there is no other.
+        grown: behaviors were added to it since the run started.
     """
 
     run: Run
@@ -111,16 +113,46 @@ class Topology:
     simulators: tuple[SimulatorPlan, ...]
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     host: str = ""
+    grown: bool = False
 
     def place(self, name: str) -> str:
         """The host of a service or simulator."""
         simulator = next((plan for plan in self.simulators if plan.name == name), None)
         return place(self.run.hosts, name) if simulator is None else simulator.host
 
+    def growing(self, names: Sequence[str], sockets: Path | None, ports: Ports) -> Topology:
+        """The same with learners for further behaviors, and all that they need.
+
+        Args:
+            names: of the behaviors.
+            sockets: as in `build`.
+            ports: likewise.
+
+        Raises:
+            SettingsError: a port is not free.
+        """
+        settings = self.run.settings.naming(names)
+        run = dataclasses.replace(
+            self.run,
+            settings=settings,
+            capacities=_capacities(settings, len(self.run.stepping)),
+            added=(*self.run.added, *names),
+        )
+        plans = service_plans(run)
+        further = [name for name in _channels(run, plans) if name not in self.endpoints]
+        return dataclasses.replace(
+            self,
+            run=run,
+            endpoints={**self.endpoints, **endpoints_of(settings, further, sockets, ports, len(self.endpoints))},
+            services=plans,
+            cores=_cores(settings, plans, self.host),
+            grown=True,
+        )
+
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
-        origin = (origin_of(run.directory) if run.resumed else "") or secrets.token_hex(8)
+        origin = (origin_of(run.directory) if run.resumed or self.grown else "") or secrets.token_hex(8)
         plain = {
             "origin": origin,
             "id": run.id,
@@ -132,9 +164,10 @@ class Topology:
             "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
             "insecure": run.insecure,
+            "added": run.added,
             "settings": run.settings.written,
         }
-        (run.directory / RUN_FILE).write_text(json.dumps(plain, indent=2))
+        write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
 
 
 def build(
@@ -148,6 +181,7 @@ def build(
     resumed: bool = False,
     playing: Playing | None = None,
     insecure: bool = False,
+    added: Sequence[str] = (),
 ) -> Topology:
     """The graph that `settings` ask for.
 
@@ -161,6 +195,7 @@ def build(
         resumed: go on from what is in the folder.
         playing: what to play instead of learning, on this machine.
         insecure: other machines may reach it without keys.
+        added: behaviors of the settings that only simulators have named.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -185,13 +220,12 @@ def build(
             playing=playing,
             keys=keys_folder(settings),
             insecure=insecure,
+            added=tuple(added),
         )
         plans = service_plans(run)
-        boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in settings.behaviors), "ghosts"]
-        names = [*run.capacities, *(f"board:{board}" for board in boards)]
         return Topology(
             run=run,
-            endpoints=endpoints_of(settings, names, sockets, ports),
+            endpoints=endpoints_of(settings, _channels(run, plans), sockets, ports),
             services=plans,
             simulators=tuple(simulators),
             cores=_cores(settings, plans, main(settings.pipeline.hosts)),
@@ -243,6 +277,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
             keys=keys_folder(settings),
             insecure=plain.get("insecure", False),
+            added=tuple(plain.get("added", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(
@@ -275,6 +310,12 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 # ---------------------------------------------------------------- parts
 
 
+def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
+    """Names of all queues, and of all boards as "board:NAME"."""
+    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
+    return [*run.capacities, *(f"board:{board}" for board in boards)]
+
+
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
     """All services of a run in the order of the flow."""
     threads = run.settings.pipeline.torch_threads
@@ -283,7 +324,11 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
         *(ServicePlan(name=name, entry="services.stepping:run", threads=threads.stepping) for name in run.stepping),
         ServicePlan(name="assembly", entry="services.assembly:run", niceness=5),
         ServicePlan(name="coordination", entry="services.coordination:run", niceness=5),
-        *(ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning) for name in run.learners),
+        *(
+            # A simulator waits for stepping at each of its messages, a learner's work is wanted once in a buffer.
+            ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning, niceness=3)
+            for name in run.learners
+        ),
         ServicePlan(name="monitor", entry="services.monitor:run", niceness=10),
     )
 
@@ -306,11 +351,11 @@ def cores_beside_learners(
     Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
     for, may go wherever there is room. None where the learners have a thread for every core.
     """
-    learners = sum(plan.name.startswith("learning-") for plan in plans)
-    rest = tuple(usable[settings.pipeline.torch_threads.learning * learners :])
+    learners = {plan.name for plan in plans if plan.name.startswith("learning-")}
+    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
-    return {plan.name: rest for plan in plans if plan.niceness > 0}
+    return {plan.name: rest for plan in plans if plan.niceness > 0 and plan.name not in learners}
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:

@@ -17,15 +17,15 @@ from typing import Any, Final
 import yaml
 
 from pipeline import logs
-from pipeline.errors import SettingsError
+from pipeline.errors import ServiceError, SettingsError
 from pipeline.monitoring.summary import STATUSES, Status
 from pipeline.runtime import Playing
 from pipeline.security import add_insecure, exposed, keys_missing, keys_unusable, unprotected
 from pipeline.settings import Overrides, Settings, no_device, not_here, read, started_by_hand, without_effect
 from services.check import unreadable
-from services.launch import checkpoints, launch, play
+from services.launch import checkpoints, launch, nobody_trained, play
 from services.players import copy_initial, write_opponents
-from services.topology import build
+from services.topology import build, load_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,14 +114,28 @@ def run(args: argparse.Namespace) -> int:
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
-    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
+    added: tuple[str, ...] = ()
     if kept.resume:
-        initial: tuple[str, ...] = ()
-    else:
-        initial = copy_initial(directory, settings)
+        settings, added = _with_known(settings, directory)
+    _write_used(directory, settings)
+    initial = () if kept.resume else copy_initial(directory, settings)
     write_opponents(directory, settings)
+
+    def prepare(grown: Settings, names: Sequence[str]) -> None:
+        for line in () if kept.resume else copy_initial(directory, grown, names):
+            logs.get().warning("settings", note=line, notice=True)
+        write_opponents(directory, grown, names)
+        _write_used(directory, grown)
+
     plan = partial(
-        build, settings, run_id=run_id, directory=directory, seed=seed, resumed=kept.resume, insecure=args.insecure
+        build,
+        settings,
+        run_id=run_id,
+        directory=directory,
+        seed=seed,
+        resumed=kept.resume,
+        insecure=args.insecure,
+        added=added,
     )
     notes = (
         *_old_words(args),
@@ -131,10 +145,24 @@ def run(args: argparse.Namespace) -> int:
         *initial,
         *started_by_hand(settings),
     )
-    status = launch(settings, plan, notes, in_process=args.in_process)
+    status = launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
     if status == "stopped":
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
+
+
+def _write_used(directory: Path, settings: Settings) -> None:
+    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
+
+
+def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:
+    """The settings with the behaviors that the run in a folder was told of by its simulators; and their names."""
+    if settings.unnamed is None:
+        return settings, ()
+    with contextlib.suppress(ServiceError):
+        added = tuple(name for name in load_run(directory)[0].added if name not in settings.behaviors)
+        return settings.naming(added), added
+    return settings, ()
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:
@@ -154,6 +182,9 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
     trained = Path(kept.results_dir) / kept.run_id
     if kept.initialize_from is not None:
         notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
+    settings, _ = _with_known(settings, trained.absolute())
+    if not settings.behaviors:
+        raise SettingsError(nobody_trained(trained))
     playing = Playing(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
     return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]

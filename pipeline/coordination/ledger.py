@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.messages.service import Books, Cut, LearnerState, Permit, Produced, Segments
+from pipeline.messages.service import Books, Cut, LearnerState, Marks, Permit, Produced, Segments
 from pipeline.starts import comes_before
 
 
@@ -62,7 +62,7 @@ class Source:
         allowance: steps it may produce, cumulative.
         produced: steps it has completed, as far as known.
         origins: by assembly start that sent its segments, in their order.
-        agents: live agents; without any it needs no permit.
+        agents: live agents; without any it needs no permit, but in lockstep, where all wait for one another's updates.
         ghosts: steps that ghosts have played; all else here counts those of agents that learn.
         alive: the process runs.
         closed: all that it produced and that was not lost has come.
@@ -174,6 +174,7 @@ class Ledger:
         self._cut_at = -1
         self._told = 0
         self._serving = ""
+        self._seen: dict[tuple[str, str], int] = {}  # by source and origin, steps that have come in this start of ours
 
     # ---------------------------------------------------------------- the sums
 
@@ -248,6 +249,8 @@ class Ledger:
         source = self._source(segments.source)
         before = source.lost
         origin = source.origin(segments.origin, segments.began)
+        way = segments.source, segments.origin
+        self._seen[way] = max(self._seen.get(way, 0), segments.handed_on)
         if segments.sequence <= origin.sequence:
             self._come_again(origin, segments)
             return 0
@@ -308,6 +311,27 @@ class Ledger:
                 origin = self.sources[source_name].origins[name]
                 origin.taken = max(origin.taken, mark.steps)
                 origin.taken_before = max(origin.taken_before, mark.steps)
+        self.miss(state.latest)
+
+    def miss(self, latest: Marks, *, over: bool = False) -> None:
+        """Gives up what an earlier start of ours held, and an earlier start of assembly can not send again.
+
+        A learner takes in order, and first what arrived from that start of ours: once it has taken something of a later
+        start of assembly, it will take no more of the earlier one.
+
+        Args:
+            latest: how far the learner has taken what came.
+            over: it will take nothing more at all.
+        """
+        known = {start for source in self.sources.values() for start in source.origins} if over else latest.keys()
+        for name, source in self.sources.items():
+            before = source.lost
+            for start, origin in source.origins.items():
+                if any(_follows(later, start) for later in known):
+                    mark = latest.get(start, {}).get(name)
+                    there = max(origin.taken, self._seen.get((name, start), 0), 0 if mark is None else mark.steps)
+                    origin.received = min(origin.received, there)
+            self._note("coordination", name, source.lost - before, "held by what died, and by an assembly that died")
 
     @property
     def heard(self) -> tuple[str, str]:
@@ -396,7 +420,7 @@ class Ledger:
         for source in sorted(living.values(), key=_unused):
             room = self.budget - self.in_flight
             wanted = self._slice - _unused(source)
-            if source.agents and room > 0 and 2 * wanted >= self._slice:
+            if (source.agents or not self.overlap) and room > 0 and 2 * wanted >= self._slice:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
         # New room comes from an update; used before its weights have arrived, the data would be older than need be.
@@ -474,6 +498,11 @@ class Ledger:
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
 _SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at", "_serving")
+
+
+def _follows(start: str, former: str) -> bool:
+    """Whether a start of assembly came after another one in the same session; what former sessions held is gone."""
+    return comes_before(former, start) and not comes_before(start, former)
 
 
 def _unused(source: Source) -> int:

@@ -335,6 +335,8 @@ class SelfPlay:
             side.records = {player: Record(*counts) for player, counts in saved["records"].items()}
         self.ratings.elo = dict(plain["elo"])
         self.ratings.skills = {player: (mu, sigma) for player, (mu, sigma) in plain["skills"].items()}
+        for name, side in self.sides.items():  # those that the state does not know yet
+            self.ratings.enter(name, elo=side.settings.initial_elo)
         self.ratings.matches = plain["matches"]
         self.changes, self.unknown, self.lost = plain["changes"], plain["unknown"], plain["lost"]
         self._numbers = plain["numbers"]

@@ -236,6 +236,16 @@ class ZmqTransport:
         """Drops all ends as a crash would: the other sides are told nothing."""
         self._scope.close(farewell=False)
 
+    def extend(self, endpoints: Mapping[str, str], protection: Protection) -> None:
+        """The run has got further queues and boards, which can be connected to from now on.
+
+        Args:
+            endpoints: as at the start, with those of the others.
+            protection: likewise.
+        """
+        self.endpoints.update(endpoints)
+        self._curve = protection.curve
+
     # ------------------------------------------------------------ queues
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from pipeline.settings.hosts import problems
 from pipeline.settings.parameters import Curriculum
 from pipeline.settings.problems import Path, did_you_mean
+from pipeline.specs import names_a_folder
 
 if TYPE_CHECKING:
     from pipeline.settings.model import Settings
-
-_BAD_IN_NAME = frozenset('/\\?*:"<>|')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +38,47 @@ class Conflicts(ValueError):
 
 def conflicts(settings: Settings) -> tuple[Conflict, ...]:
     """All contradictions in `settings`."""
-    rules = (_names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
+    rules = (_some, _names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
     return tuple(conflict for rule in rules for conflict in rule(settings))
 
 
 def threaded(settings: Settings) -> dict[str, bool]:
-    """What behaviors say about `threaded`, those that say nothing left out."""
-    return {name: b.threaded for name, b in settings.behaviors.items() if b.threaded is not None}
+    """What behaviors say about `threaded`, those that say nothing left out; where none is named, the defaults."""
+    default = settings.default_settings
+    own = settings.behaviors or ({} if default is None else {"default_settings": default})
+    return {name: b.threaded for name, b in own.items() if b.threaded is not None}
+
+
+def _some(settings: Settings) -> Iterator[Conflict]:
+    if settings.behaviors:
+        return
+    if settings.default_settings is None:
+        yield Conflict(
+            paths=(("behaviors",),),
+            text="got no behavior; expected at least one; write `behaviors: {NAME: {}}` with the name that the game "
+            "gives it, or `default_settings: {}`, which count for any name",
+        )
+    elif settings.pipeline.hosts:
+        yield Conflict(
+            paths=(("default_settings",), ("pipeline", "hosts")),
+            text="got default_settings without behaviors on several machines; expected the name of each behavior, "
+            "whose learner has its machine before the game names it; add `behaviors: {NAME: {}}`",
+        )
 
 
 def _names(settings: Settings) -> Iterator[Conflict]:
     for name in settings.behaviors:
-        if not name.strip() or name.startswith(".") or not name.isprintable() or _BAD_IN_NAME & set(name):
+        if not names_a_folder(name):
             yield Conflict(
                 paths=(("behaviors", name),),
-                text=f"got the behavior name {name!r}; expected one that can also name a folder; "
+                text=f"got the behavior name {name!r}; expected one that can also name a folder of the run, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
 
 
 def _mode(settings: Settings) -> Iterator[Conflict]:
     said = threaded(settings)
-    paths: tuple[Path, ...] = tuple(("behaviors", name, "threaded") for name in said)
+    paths = _threaded_paths(settings)
     if len(set(said.values())) == 2:
         yield Conflict(
             paths=paths,
@@ -80,9 +98,8 @@ def _mode(settings: Settings) -> Iterator[Conflict]:
 def _lockstep(settings: Settings) -> Iterator[Conflict]:
     processes = settings.pipeline.stepping_processes
     if settings.mode == "lockstep" and processes > 1:
-        paths: tuple[Path, ...] = tuple(("behaviors", name, "threaded") for name in threaded(settings))
         yield Conflict(
-            paths=(("pipeline", "stepping_processes"), ("pipeline", "mode"), *paths),
+            paths=(("pipeline", "stepping_processes"), ("pipeline", "mode"), *_threaded_paths(settings)),
             text=f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
             "write stepping_processes: 1, or mode: overlap",
         )
@@ -112,13 +129,14 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
             if criteria is None:
                 continue
             place: Path = ("environment_parameters", parameter, "curriculum", number, "completion_criteria")
-            if criteria.behavior not in settings.behaviors:
+            behavior = settings.behaviors.get(criteria.behavior, settings.unnamed)
+            if behavior is None:
                 yield Conflict(
                     paths=((*place, "behavior"),),
                     text=f"got behavior {criteria.behavior!r}; expected one of {', '.join(settings.behaviors)}; "
                     + (did_you_mean(criteria.behavior, settings.behaviors) or "name a behavior of this file"),
                 )
-            elif criteria.measure == "rating" and settings.behaviors[criteria.behavior].self_play is None:
+            elif criteria.measure == "rating" and behavior.self_play is None:
                 yield Conflict(
                     paths=((*place, "measure"),),
                     text=f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
@@ -155,6 +173,11 @@ def _hosts(settings: Settings) -> Iterator[Conflict]:
             text="got Unix sockets with pipeline.hosts; expected TCP, which other machines can reach; "
             "leave transport out, and write an address as tcp://0.0.0.0:5005, of which the port counts",
         )
+
+
+def _threaded_paths(settings: Settings) -> tuple[Path, ...]:
+    named = (("behaviors", name) if settings.behaviors else (name,) for name in threaded(settings))
+    return tuple((*path, "threaded") for path in named)
 
 
 def _spoken(said: Mapping[str, bool]) -> str:

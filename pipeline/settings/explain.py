@@ -74,10 +74,9 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
 
 
 def validate_defaults(defaults: Entry) -> list[Problem]:
-    """What is wrong with `default_settings` by itself, also where every behavior says otherwise."""
+    """What is wrong with `default_settings` by itself, also where every behavior says otherwise, or adds something."""
     behaviors = Entry(value={"default_settings": defaults}, place=defaults.place, text="a mapping")
-    _, problems = validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))
-    return [problem for problem in problems if problem.alone]
+    return validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from pipeline.settings.model import Settings
 from pipeline.settings.problems import Path
+
+_ALIKE: Final = frozenset({"default_settings"})
+"""Sections with the keys of another, where these are told of."""
 
 
 def known_keys(path: Path) -> list[str]:
@@ -24,7 +27,7 @@ def known_keys(path: Path) -> list[str]:
         annotations = [inner for annotation in annotations for inner in _inside(annotation, step)] or annotations
     found = [annotation for annotation in annotations if _is_model(annotation)]
     keys = {key: None for model in found for key in model.model_fields}
-    return [*keys, "default_settings"] if Settings in found else list(keys)
+    return list(keys)
 
 
 @cache
@@ -37,7 +40,7 @@ def homes(key: str) -> tuple[str, ...]:
 def all_keys() -> tuple[tuple[str, str], ...]:
     """Every (section, key) of a configuration, `*` for a name that is free."""
     keys = ((section, key) for section, model in models() for key in model.model_fields)
-    return tuple(dict.fromkeys([("", "default_settings"), *keys]))
+    return tuple(dict.fromkeys(keys))
 
 
 @cache
@@ -49,7 +52,7 @@ def models() -> tuple[tuple[str, type[BaseModel]], ...]:
 def _sections(model: type[BaseModel], section: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield section, model
     for key, info in model.model_fields.items():
-        for inner, star in _leaves(info.annotation):
+        for inner, star in () if key in _ALIKE else _leaves(info.annotation):
             yield from _sections(inner, f"{section}.{key}".removeprefix(".") + star)
 
 

@@ -12,19 +12,12 @@ from pipeline.settings.document import MOST_BYTES, Entry, parse
 from pipeline.settings.explain import validate, validate_defaults
 from pipeline.settings.model import Settings
 from pipeline.settings.normal import Overrides, normalise
-from pipeline.settings.problems import Place, Problem, refuse
+from pipeline.settings.problems import Problem, refuse
 
 _OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
 _OLD_CURRICULUM: Final = frozenset({"measure", "parameters", "min_lesson_length", "signal_smoothing"})
 _OLD_SAMPLER: Final = "sampler-type"
 _OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
-
-_NONE: Final = Entry(value={}, place=Place(file="", line=None), text="nothing")
-_NAMELESS: Final = (
-    "got default_settings without behaviors; expected the name of each behavior of the game, whose learner starts "
-    "before the game says it; add `behaviors: {NAME: {}}` with the Behavior Name of its Behavior Parameters for NAME, "
-    "and default_settings count for it"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +64,12 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
     if old := list(_old_formats(root)):
         raise refuse(file, old)
     defaults, notices = normalise(root, overrides or Overrides())
+    wrong = validate_defaults(defaults) if defaults else []
+    alone = defaults is not None and root.mapping["behaviors"].value == {}
+    if defaults is not None and (alone or not wrong):  # else they count where a behavior adds what is missing
+        root.mapping["default_settings"], wrong = defaults, []
     settings, problems = validate(root)
-    if defaults is not None and root.mapping.get("behaviors", _NONE).value == {}:
-        problems = [problem for problem in problems if problem.place.path != ("behaviors",)]
-        problems.append(Problem(place=defaults.place, text=_NAMELESS))
-    problems += validate_defaults(defaults) if defaults else []
+    problems += [problem for problem in wrong if problem.alone]
     if settings is None or problems:
         raise refuse(file, problems)
     return Loaded(settings=settings, notices=tuple(map(str, notices)))

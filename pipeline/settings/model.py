@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from pipeline.coordination.settings import Mode
 from pipeline.settings.behavior import BehaviorSettings
@@ -21,6 +22,8 @@ class Settings(BaseModel):
 
     Attributes:
         behaviors: settings of each behavior name.
+        default_settings: of any other name that a simulator may come with; None where these are not complete without
+            what a behavior adds.
         env_settings: ML-Agents' section; `seed` is the run's.
         engine_settings: ML-Agents' section.
         environment_parameters: numbers, samplers and curricula by parameter name.
@@ -33,7 +36,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    behaviors: dict[str, BehaviorSettings] = Field(min_length=1)
+    behaviors: dict[str, BehaviorSettings]
+    default_settings: BehaviorSettings | None = None
     env_settings: EnvironmentSettings = EnvironmentSettings()
     engine_settings: EngineSettings = EngineSettings()
     environment_parameters: dict[str, EnvironmentParameter] = {}
@@ -74,6 +78,29 @@ class Settings(BaseModel):
         return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
 
     @property
+    def unnamed(self) -> BehaviorSettings | None:
+        """Settings of a behavior that only a simulator names; None where such a one is refused.
+
+        Where there are several machines, each service has its place before the run starts.
+        """
+        return None if self.pipeline.hosts else self.default_settings
+
+    @property
+    def sections(self) -> dict[str, BehaviorSettings]:
+        """What behaviors are trained with, by its place in the file; without any, what counts for all that come."""
+        named = {f"behaviors.{name}": behavior for name, behavior in self.behaviors.items()}
+        return named or ({} if self.unnamed is None else {"default_settings": self.unnamed})
+
+    def naming(self, names: Iterable[str]) -> Settings:
+        """The same with further behaviors, which `unnamed` counts for."""
+        assert self.unnamed is not None, "nothing counts for them"
+        one = self.unnamed.model_copy(update={"threaded": None})  # the mode is the run's, and stays
+        pipeline = self.pipeline.model_copy(update={"mode": self.mode})
+        return self.model_copy(
+            update={"behaviors": {**self.behaviors, **dict.fromkeys(names, one)}, "pipeline": pipeline}
+        )
+
+    @property
     def written(self) -> dict[str, Any]:
         """What the file and the command line said, as JSON knows it; the rest has its defaults.
 
@@ -85,7 +112,7 @@ class Settings(BaseModel):
     @property
     def used(self) -> dict[str, Any]:
         """`written`, with all that the behaviors are told: there a default is as good as the same value written."""
-        return self.written | self.model_dump(mode="json", include={"behaviors"})
+        return self.written | self.model_dump(mode="json", include={"behaviors", "default_settings"})
 
     @property
     def seed(self) -> int:

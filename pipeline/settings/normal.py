@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Pro
     """Changes a document in place: old names, merged defaults, named lessons, overrides.
 
     Returns:
-        The `default_settings`, taken out, and notices of old names that were accepted.
+        The `default_settings`, taken out and merged, and notices of old names that were accepted.
     """
     top = root.mapping
     for name in [name for name, entry in top.items() if entry.value is None]:
@@ -68,7 +68,9 @@ def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Pro
         behaviors[name] = own if defaults is None else _merged(defaults, own)
     for parameter in _section(top, "environment_parameters").values():
         _name_lessons(parameter)
-    _override(root, overrides)
+    if defaults is not None:
+        top.setdefault("behaviors", replace(defaults, value={}, text="nothing"))
+    _override(root, [entry for entry in (defaults, *behaviors.values()) if entry], overrides)
     return defaults, notices
 
 
@@ -123,8 +125,8 @@ def _name_lessons(parameter: Entry) -> None:
             lessons[number] = replace(body, value={"name": named, **body.value})
 
 
-def _override(root: Entry, overrides: Overrides) -> None:
-    for behavior in _section(root.mapping, "behaviors").values():
+def _override(root: Entry, behaviors: Iterable[Entry], overrides: Overrides) -> None:
+    for behavior in behaviors:
         _set(behavior, "max_steps", "--max-steps", overrides.max_steps)
         _set_in(behavior, "network_settings", "deterministic", "--deterministic", overrides.deterministic)
     _set_in(root, "env_settings", "seed", "--seed", overrides.seed)

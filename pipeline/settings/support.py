@@ -35,22 +35,22 @@ def without_effect(settings: Settings) -> list[str]:
             lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
     if settings.debug:
         lines.append("debug: the files in logs/ hold all there is")
-    for name, behavior in settings.behaviors.items():
+    for section, behavior in settings.sections.items():
         parameters = behavior.hyperparameters
         if behavior.time_horizon > parameters.buffer_size:
             lines.append(
-                f"behaviors.{name}.time_horizon {behavior.time_horizon}: "
+                f"{section}.time_horizon {behavior.time_horizon}: "
                 f"segments are cut when buffer_size {parameters.buffer_size} is reached"
             )
         extrinsic = behavior.reward_signals.extrinsic
         if extrinsic is not None and extrinsic.network_settings != NetworkSettings():  # ML-Agents writes the defaults
             lines.append(
-                f"behaviors.{name}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network"
+                f"{section}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network"
             )
         memory = behavior.network_settings.memory
         if memory is not None and memory.sequence_length > behavior.time_horizon:
             lines.append(
-                f"behaviors.{name}.network_settings.memory.sequence_length {memory.sequence_length}: "
+                f"{section}.network_settings.memory.sequence_length {memory.sequence_length}: "
                 f"sequences end with their segment, after time_horizon {behavior.time_horizon}"
             )
     for name, parameter in settings.environment_parameters.items():
@@ -100,7 +100,8 @@ def no_device(settings: Settings, host: str | None = None) -> Unsupported | None
     """
     device, hosts = settings.torch_settings.device, settings.pipeline.hosts
     here = main(hosts) if host is None else host
-    if device in (None, "cpu") or here not in {place(hosts, f"learning-{name}") for name in settings.behaviors}:
+    learning = {place(hosts, f"learning-{name}") for name in settings.behaviors or ("*",)}
+    if device in (None, "cpu") or here not in learning:
         return None
     command = [sys.executable, "-m", "pipeline.networks.device", str(device)]
     try:

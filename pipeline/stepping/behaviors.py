@@ -75,6 +75,11 @@ class Behavior:
         """Steps that may still be started."""
         return self.permit.allowance - self.produced - self.running
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether it had a budget and has used it up."""
+        return self.permit.serial > 0 and self.remaining <= 0
+
 
 def enroll(
     connection: Connection, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.errors import RemoteProtocolError
 from pipeline.messages.codec import SIMULATORS, Limits
-from pipeline.specs import BehaviorSpec
+from pipeline.specs import BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
 """Of the first message, which comes from a stranger."""
@@ -37,6 +37,7 @@ class LimitSettings(BaseModel):
         sending_bytes: that one simulator has not taken; it is not read until it has.
         agents: alive at once in one simulator.
         behaviors: behavior ids of one simulator.
+        unnamed_behaviors: names that the configuration does not have, of all simulators; each gets a learner.
         observation_bytes: of one agent's observations.
         actions: of one agent: continuous ones, and the choices of all branches.
         statistics: names of simulators' own numbers; more are not shown, and counted.
@@ -57,6 +58,7 @@ class LimitSettings(BaseModel):
     sending_bytes: int = Field(default=2**20, ge=2**10)
     agents: int = Field(default=32_768, ge=1)
     behaviors: int = Field(default=64, ge=1)
+    unnamed_behaviors: int = Field(default=16, ge=0)
     observation_bytes: int = Field(default=2**20, ge=4)
     actions: int = Field(default=4096, ge=1)
     statistics: int = Field(default=1024, ge=0)
@@ -106,6 +108,25 @@ def check_agents(alive: int, new: int, limit: int) -> None:
     """
     if alive + new > limit:
         raise _too_large(f"{new} more agents beside {alive} of one simulator", limit, "agents", "run fewer areas")
+
+
+def check_unnamed(name: str, known: int, limit: int) -> None:
+    """Refuses a behavior that needs a learner of its own where there are `known` such already.
+
+    Raises:
+        RemoteProtocolError: that is the limit, or the name can not be that of a folder.
+    """
+    if not names_a_folder(name):
+        raise RemoteProtocolError(
+            "specs",
+            got=f"behavior {name!r}",
+            expected='a name that a folder of the run can have: short, no dot at its start, none of / \\ ? * : " < > |'
+            " or #, and not logs or another that is there",
+            remedy="give it another name in the simulator",
+        )
+    if known >= limit:
+        got = f"behavior {name!r} beside {known} that the configuration does not name"
+        raise _too_large(got, limit, "unnamed_behaviors", "name those that are to be trained below `behaviors`")
 
 
 def _too_large(got: str, limit: int, key: str, remedy: str) -> RemoteProtocolError:

@@ -100,7 +100,7 @@ class Policies:
     """Policies of all behaviors: built once their spec is known, then kept at the latest version; and their ghosts.
 
     Args:
-        settings: network settings by behavior name (anything with `network_settings`).
+        settings: network settings by behavior name (anything with `network_settings`); may get more.
         seed: of the sampling; each behavior gets a stream of its own.
 
     Attributes:
@@ -112,6 +112,7 @@ class Policies:
         self.current: dict[str, CurrentPolicy] = {}
         self.ghosts: dict[tuple[str, int], CurrentPolicy | Scripted] = {}
         self._settings = settings
+        self._named = sorted(settings)
         self._seed = seed
         self._latest: dict[str, PolicyWeights] = {}
         self._generators: dict[str, torch.Generator] = {}
@@ -174,7 +175,7 @@ class Policies:
 
     def _generator(self, name: str) -> torch.Generator:
         if name not in self._generators:
-            order = sorted(self._settings).index(name)
-            stream = int(np.random.SeedSequence([self._seed, order]).generate_state(1)[0])
+            own = [self._named.index(name)] if name in self._named else [len(self._named), *name.encode()]
+            stream = int(np.random.SeedSequence([self._seed, *own]).generate_state(1)[0])
             self._generators[name] = torch.Generator().manual_seed(stream)
         return self._generators[name]

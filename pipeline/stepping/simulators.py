@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ from pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 from pipeline.stepping.admission import GONE, LAST_WORD_S, Guest, fault_of
 from pipeline.stepping.door import beyond_light
 from pipeline.stepping.guard import Guard
-from pipeline.stepping.limits import check_behaviors
+from pipeline.stepping.limits import check_behaviors, check_unnamed
 from pipeline.stepping.outgoing import Outgoing
 from pipeline.stepping.peers import Peer
 from pipeline.stepping.players import Event, Line, Said
@@ -56,12 +56,27 @@ _LINES: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unnamed:
+    """Behaviors that the configuration does not name: what counts for all of them.
+
+    Attributes:
+        settings: of each.
+        scripts: that every simulator must be able to play.
+        added: names of those that have come; the run prepares what else they need.
+    """
+
+    settings: Any
+    scripts: frozenset[str]
+    added: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
 class House:
     """What all conversations share.
 
     Attributes:
         settings: times.
-        behaviors: settings by name (anything with `network_settings`).
+        behaviors: settings by name (anything with `network_settings`); gets those that simulators add.
         scripts: by behavior name, those that every simulator must be able to play.
         seed: of the run; each simulator gets one of its own from it.
         clock: seconds, only rising.
@@ -69,10 +84,11 @@ class House:
         log: structlog logger.
         arrived: called when a frame came, or a simulator went.
         known: called when behaviors became known.
+        unnamed: what counts for behaviors that are not among these; None where such a one is refused.
     """
 
     settings: SteppingSettings
-    behaviors: Mapping[str, Any]
+    behaviors: dict[str, Any]
     scripts: Mapping[str, frozenset[str]]
     seed: int
     clock: Callable[[], float]
@@ -80,6 +96,7 @@ class House:
     log: Any
     arrived: Callable[[], None]
     known: Callable[[], None]
+    unnamed: Unnamed | None = None
 
 
 class Simulators:
@@ -274,12 +291,13 @@ class Simulators:
                 remedy="use a client of the same version as the trainer",
             )
         check_behaviors(hello.behaviors, 0, self.guard.limits)
-        self._check_known(hello.behaviors, hello.scripts)
+        new = self._check_known(hello.behaviors, hello.scripts)
         peer.name, peer.counted, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that dialled in by itself comes after the supervisor's.
         number = hello.number if hello.number is not None else _OWN_NUMBERS + peer.key
         self._check_number(peer, hello.number, number)
         former = self._peers.get(self._stepper.connect(peer.key, number, hello.behaviors, hello.scripts) or 0)
+        self._add_names(new)
         if former is not None:
             former.replaced = True
             former.scope.cancel()
@@ -361,8 +379,9 @@ class Simulators:
 
     def _add_behaviors(self, peer: Peer, behaviors: Mapping[str, BehaviorSpec]) -> None:
         check_behaviors(behaviors, len(self._stepper.connection(peer.key).seats), self.guard.limits)
-        self._check_known(behaviors, peer.scripts)
+        new = self._check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
+        self._add_names(new)
         self._house.known()
 
     def _check_number(self, peer: Peer, told: int | None, number: int) -> None:
@@ -384,19 +403,30 @@ class Simulators:
                     remedy="leave the number out, or start each simulator with another",
                 )
 
-    def _check_known(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
-        known = self._house.behaviors
+    def _check_known(
+        self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]
+    ) -> Sequence[str]:
+        """Refuses behaviors that nobody can train; returns the names that are new."""
+        known, unnamed = self._house.behaviors, self._house.unnamed
+        new = sorted({BehaviorId.parse(text).name for text in behaviors} - known.keys())
         for text, spec in behaviors.items():
             name = BehaviorId.parse(text).name
-            if name not in known:
+            if name in known:
+                settings, wanted = known[name], self._house.scripts.get(name, frozenset())
+                if unnamed is not None and name in unnamed.added:
+                    wanted = unnamed.scripts
+            elif unnamed is not None:
+                check_unnamed(name, len(unnamed.added) + new.index(name), self.guard.limits.unnamed_behaviors)
+                settings, wanted = unnamed.settings, unnamed.scripts
+            else:
                 raise RemoteProtocolError(
                     "unknown_behavior",
                     got=f"behavior {text!r}",
                     expected=f"one of {sorted(known)}",
-                    remedy=f"write `{name}: {{}}` below `behaviors` of the configuration (default_settings count for "
-                    "names that stand there), or correct the name in the simulator",
+                    remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
+                    "count for any other name; or correct the name in the simulator",
                 )
-            if missing := self._house.scripts.get(name, frozenset()) - {*scripts.get(name, ())}:
+            if missing := wanted - {*scripts.get(name, ())}:
                 raise RemoteProtocolError(
                     "scripts",
                     got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
@@ -404,10 +434,18 @@ class Simulators:
                     remedy="name them in Hello and play them when asked, or take them from the configuration",
                 )
             try:
-                refuse_unsupported(spec, known[name].network_settings)
+                refuse_unsupported(spec, settings.network_settings)
             except Unsupported as error:
                 got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
                 raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+        return new
+
+    def _add_names(self, names: Sequence[str]) -> None:
+        """Behaviors that the configuration does not name are here to stay."""
+        unnamed = self._house.unnamed
+        if unnamed is not None:
+            self._house.behaviors.update(dict.fromkeys(names, unnamed.settings))
+            unnamed.added.update(names)
 
     def _compare(self, peer: Peer, counts: Mapping[str, int], log: Any) -> None:
         """Holds the simulator's own count against ours."""

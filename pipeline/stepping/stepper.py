@@ -6,7 +6,8 @@ A simulator whose behavior is at its budget waits with all its behaviors; its ou
 all the same, so that the learner can have them.
 
 In lockstep a wake-up is a round: it begins when every simulator has sent its frame, and takes them in
-the order of their numbers, rows by agent id.
+the order of their numbers, rows by agent id. A behavior that has used its budget up keeps all, whether it has agents at
+the moment or not: what others do meanwhile would be before or after the cut that its learner waits for, as it happens.
 
 A change of lessons goes out with a simulator's next answer; where it asks for new episodes, as a Reset in place of it.
 """
@@ -55,6 +56,7 @@ class Stepper:
     Attributes:
         introduced: what `take_steps` will return tells of all live agents, because a reader is new.
         parameters: what simulators are told of the environment parameters.
+        added: behaviors whose learners came after the run had begun; before their weights nobody hears of their agents.
 
     Args:
         policies: the current weights by behavior name; a missing one makes its agents wait.
@@ -83,6 +85,7 @@ class Stepper:
         self.connections: dict[int, Connection] = {}
         self.deterministic = lockstep
         self.matches = Matches(self_play)
+        self.added: frozenset[str] = frozenset()
         self.parameters = Parameters({}) if parameters is None else parameters
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
@@ -203,8 +206,8 @@ class Stepper:
         behavior.permit = permit
 
     def return_unused(self) -> None:
-        """Gives back the permits of behaviors without agents: others can use them."""
-        for behavior in self.behaviors.values():
+        """Gives back the permits of behaviors without agents: others can use them. In lockstep there are no others."""
+        for behavior in () if self._lockstep else self.behaviors.values():
             permit = behavior.permit
             if not behavior.table.taken and permit.allowance > behavior.produced:
                 behavior.permit = replace(permit, allowance=behavior.produced)
@@ -260,8 +263,13 @@ class Stepper:
         return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
 
     def covered(self, connection: Connection) -> bool:
-        """Whether the assignment says who plays in a simulator."""
-        return self.matches.covers(connection)
+        """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
+        return not self.lacks(connection) and self.matches.covers(connection)
+
+    def lacks(self, connection: Connection) -> str:
+        """An added behavior of a simulator that has no weights yet; "" for none."""
+        missing = self.added - self._policies.keys()
+        return next((name for name in connection.pending if name in missing), "") if missing else ""
 
     # ---------------------------------------------------------------- inside
 
@@ -327,6 +335,8 @@ class Stepper:
         for name, count in connection.pending.items():
             if count and self.behaviors[name].remaining <= 0:
                 return Reason(PERMITS, name)
+        if self._lockstep:
+            return next((Reason(PERMITS, name) for name, one in self.behaviors.items() if one.exhausted), None)
         return None
 
     def _act(self, keys: list[int], out: Wake, now: float) -> None:

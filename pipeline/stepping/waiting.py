@@ -46,7 +46,10 @@ class Waiting(Protocol):
         """What is missing before a simulator may be answered."""
 
     def covered(self, connection: Connection) -> bool:
-        """Whether the assignment says who plays in a simulator."""
+        """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
+
+    def lacks(self, connection: Connection) -> str:
+        """An added behavior of a simulator that has no weights yet; "" for none."""
 
 
 def waits_for(stepper: Waiting, behavior: str, *, lockstep: bool) -> Reason | None:
@@ -62,7 +65,8 @@ def waits_for(stepper: Waiting, behavior: str, *, lockstep: bool) -> Reason | No
     owing = [connection.number for connection in (living if lockstep else hosts) if connection.frame is None]
     frames = [(connection, connection.frame) for connection in hosts if connection.frame is not None]
     if uncovered := [connection for connection, _ in frames if not stepper.covered(connection)]:
-        return Reason(ASSIGNMENT, next(iter(uncovered[0].pending)))
+        lacking = stepper.lacks(uncovered[0])
+        return Reason(WEIGHTS, lacking) if lacking else Reason(ASSIGNMENT, next(iter(uncovered[0].pending)))
     if not frames or (lockstep and not stepper.round_complete):
         return _from_outside(behavior, owing)
     reasons = (stepper.withheld_for(connection, frame) for connection, frame in frames)

@@ -26,10 +26,10 @@ def state(start: int = 1, **changed: Any) -> LearnerState:
 
 @pytest.mark.parametrize(("overlap", "allowance"), [(0, 100), (1, 200)])
 def test_the_first_permit_is_the_budget(overlap: int, allowance: int) -> None:
-    """A lone source with agents may go as far as the budget; one without gets nothing."""
+    """A lone source with agents may go as far as the budget; one without gets nothing, but in lockstep."""
     books = ledger(overlap=overlap)
     books.stepped("stepping-0.1", produced(0, 0, 0, 0))
-    assert books.permits()["stepping-0.1"].allowance == 0
+    assert books.permits()["stepping-0.1"].allowance == (0 if overlap else allowance)
     books.stepped("stepping-0.1", produced(0, 0, 0, 12))
     assert books.permits()["stepping-0.1"].allowance == allowance
 
@@ -281,6 +281,75 @@ def test_what_a_dead_learner_had_taken_and_assembly_kept_comes_again_and_is_not_
     assert (twin.produced, twin.trained, twin.lost, twin.unrecorded, twin.books().open) == (60, 60, 0, 0, 0)
     twin.serve("learning-B.3")
     assert twin.taken_earlier == 60
+
+
+def held_by_two_that_died() -> Ledger:
+    """Of an assembly start two messages came, of which the learner has the first; then both died."""
+    books = ledger()
+    books.serve("learning-B.1")
+    first = segments("s.1", "a.1", 1, steps=40, began=0, received=60, orphaned=0)
+    books.routed(first)
+    books.routed(segments("s.1", "a.1", 2, steps=20, began=0, received=60, orphaned=0, before=40))
+    books.took(first)
+    twin = ledger()
+    twin.restore(json.loads(json.dumps(books.to_plain())))
+    twin.serve("learning-B.1")
+    return twin
+
+
+def test_what_coordination_held_and_an_assembly_that_died_can_not_send_again_is_lost() -> None:
+    """As soon as the learner has something of the next assembly: before that it may still have the rest queued."""
+    books = held_by_two_that_died()
+    books.routed(segments("s.1", "a.2", 1, steps=0, began=60, received=60, orphaned=0))
+    assert (books.lost, books.books().open) == (0, 60)
+    known = marks("a.1", 1, 40)
+    books.told(state(taken=40, trained=40, latest=known))
+    assert books.lost == 0
+    books.told(state(taken=40, trained=40, latest=known | {"a.2": {"s.1": Mark(sequence=1, began=60, steps=0)}}))
+    books.learner(state(taken=40, trained=40), 0)
+    assert [(one.stage, one.steps) for one in books.incidents] == [("coordination", 20)]
+    assert (books.produced, books.trained, books.lost, books.books().open) == (60, 40, 20, 0)
+    books.told(state(taken=60, trained=40, latest=marks("a.1", 2, 60)))
+    assert books.lost == 0, "it had it after all"
+
+
+def test_what_an_assembly_sends_again_or_the_learner_had_is_not() -> None:
+    after = {"a.2": {"s.1": Mark(sequence=1, began=60, steps=0)}}
+    for again in (True, False):
+        books = held_by_two_that_died()
+        if again:
+            books.routed(segments("s.1", "a.1", 2, steps=20, began=0, received=60, orphaned=0, before=40))
+        books.routed(segments("s.1", "a.2", 1, steps=0, began=60, received=60, orphaned=0))
+        books.told(state(taken=40, latest=after | marks("a.1", *((1, 40) if again else (2, 60)))))
+        assert books.lost == 0
+
+
+def test_that_assembly_is_dead_for_a_stepping_process_too_that_died_before_it() -> None:
+    """The next one has never heard of that source, and says nothing of it."""
+    for over in (True, False):
+        books = held_by_two_that_died()
+        books.routed(segments("s.2", "a.2", 1, steps=0, began=0, received=0, orphaned=0))
+        books.source_closed("s.1")
+        assert books.lost == 0
+        books.miss({"a.2": {"s.2": Mark(sequence=1, began=0, steps=0)}} if not over else {}, over=over)
+        assert books.lost == 20
+
+
+def test_what_a_former_session_left_is_not_missed() -> None:
+    """Its starts of assembly are before and after none of this one's; all that they sent counts as taken."""
+    books = held_by_two_that_died()
+    books.miss({"a.other-7": {"s.1": Mark(sequence=1, began=60, steps=0)}})
+    assert books.lost == 0
+
+
+def test_at_the_end_nobody_takes_what_was_held_and_can_not_come_again() -> None:
+    """Nor does the learner take anything of the next assembly any more."""
+    books = held_by_two_that_died()
+    books.miss(marks("a.1", 1, 40), over=True)
+    assert books.lost == 0, "its assembly may still send it again"
+    books.routed(segments("s.1", "a.2", 1, steps=0, began=60, received=60, orphaned=0))
+    books.miss(marks("a.1", 1, 40), over=True)
+    assert books.lost == 20
 
 
 def test_what_comes_again_and_the_weights_hold_stays_trained() -> None:

@@ -464,3 +464,10 @@ def test_weights_that_a_full_disk_refused_are_not_forgotten_for_the_next(
     for version in (2, 3):
         found = Snapshots(tmp_path).load("A", version)
         assert np.array_equal(found.arrays["actor.weight"], weights("A", version).arrays["actor.weight"])
+
+
+def test_a_name_that_came_after_the_state_was_saved_begins_with_the_initial_rating() -> None:
+    rules = begun({"A": (0, 1)})
+    more = make({"A": (0, 1), "B": (0, 1)}, initial_elo=1100.0)
+    more.restore(json.loads(json.dumps(rules.to_plain())))
+    assert (more.ratings.elo["A"], more.ratings.elo["B"]) == (1200.0, 1100.0)

@@ -20,7 +20,7 @@ from pipeline.simulation.goal import Goal
 from pipeline.stepping.admission import Gate
 from pipeline.stepping.credentials import Credentials
 from pipeline.stepping.settings import SteppingSettings
-from pipeline.stepping.simulators import House, Simulators
+from pipeline.stepping.simulators import House, Simulators, Unnamed
 from pipeline.stepping.stepper import Stepper
 
 SPECS = dict(Goal().behaviors())
@@ -138,7 +138,9 @@ class Peer:
 
 
 @asynccontextmanager
-async def endpoint(credentials: Credentials | None = None, **values: Any) -> AsyncIterator[Endpoint]:
+async def endpoint(
+    credentials: Credentials | None = None, unnamed: Unnamed | None = None, **values: Any
+) -> AsyncIterator[Endpoint]:
     """An endpoint with some settings; what is still open at the end is broken off."""
     settings = SteppingSettings.model_validate({"address": "unix:///nowhere", **values})
     behaviors = parse_settings("behaviors: {Goal: }", "test").settings.behaviors
@@ -159,6 +161,7 @@ async def endpoint(credentials: Credentials | None = None, **values: Any) -> Asy
             log=structlog.get_logger(),
             arrived=lambda: None,
             known=lambda: None,
+            unnamed=unnamed,
         )
         simulators = Simulators(stepper, house)
         gate = Gate(credentials or Credentials(), simulators.guard, simulators.serve)

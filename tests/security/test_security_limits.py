@@ -23,12 +23,14 @@ from pipeline.errors import RemoteProtocolError
 from pipeline.messages.codec import FrameReader, to_bytes
 from pipeline.messages.simulator import BehaviorReport, Behaviors, Bye, Decisions, Fault, Ping, Pong, Statistic, Step
 from pipeline.metrics import Registry
+from pipeline.settings import parse_settings
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.stepping.admission import host_of
 from pipeline.stepping.flow import OWN_BYTES, Bucket, Pool
 from pipeline.stepping.limits import LimitSettings, check_behaviors
 from pipeline.stepping.listening import ACCEPTS_PER_S, PacedListener
 from pipeline.stepping.refusals import INTERVAL_S, PEERS, Refusals
+from pipeline.stepping.simulators import Unnamed
 
 pytestmark = pytest.mark.anyio
 
@@ -535,3 +537,56 @@ async def test_a_reader_tells_how_large_the_message_is_that_has_begun() -> None:
     reader.feed(message[20:] + message[:8])
     assert reader.next() is not None
     assert reader.begun == len(message)
+
+
+# ---------------------------------------------------------------- behaviors that the configuration does not name
+
+OTHER = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(1,)),), actions=ActionSpec(continuous=1))
+
+
+def counting_for_all(*scripts: str) -> Unnamed:
+    """As `default_settings: {}`."""
+    settings = parse_settings("default_settings: {}", "test").settings.unnamed
+    return Unnamed(settings=settings, scripts=frozenset(scripts))
+
+
+async def test_simulators_add_no_more_behaviors_than_the_limit_and_what_is_refused_adds_none() -> None:
+    """The limit is of all simulators together; a name that is known counts once."""
+    unnamed = counting_for_all()
+    async with endpoint(unnamed=unnamed, limits={"unnamed_behaviors": 2}) as house:
+        await house.connect().come_in(behaviors={"A?team=0": OTHER, "A?team=1": OTHER, "Goal?team=0": OTHER})
+        second = house.connect()
+        await second.say(hello(behaviors={"A": OTHER, "B": OTHER, "C": OTHER}))
+        fault = await second.refused()
+        assert (fault.code, fault.got) == ("too_large", "behavior 'C' beside 2 that the configuration does not name")
+        assert fault.remedy.endswith("below `behaviors`, or raise pipeline.limits.unnamed_behaviors")
+        assert unnamed.added == {"A"}
+        await house.connect().come_in(behaviors={"B": OTHER})
+        assert unnamed.added == {"A", "B"}
+        assert [*house.stepper.behaviors] == ["A", "Goal", "B"]
+
+
+@pytest.mark.parametrize("name", ["../up", ".hidden", "a/b", "a#1", " ", "x" * 101, "a\nb", "logs", "run.json"])
+async def test_a_name_that_no_folder_can_have_gets_no_learner(name: str) -> None:
+    unnamed = counting_for_all()
+    async with endpoint(unnamed=unnamed) as house:
+        peer = house.connect()
+        await peer.say(hello(behaviors={name: OTHER}))
+        fault = await peer.refused()
+        assert (fault.code, fault.expected[:42]) == ("specs", "a name that a folder of the run can have: ")
+        assert not unnamed.added
+
+
+async def test_one_that_no_network_reads_or_that_lacks_a_script_is_refused_as_any_other() -> None:
+    small = BehaviorSpec(
+        observations=(ObservationSpec(name="x", shape=(1, 2, 2), kind="image"),), actions=ActionSpec(continuous=1)
+    )
+    unnamed = counting_for_all("guard")
+    async with endpoint(unnamed=unnamed) as house:
+        for spec, scripts, code in ((small, ["guard"], "specs"), (OTHER, [], "scripts")):
+            peer = house.connect()
+            await peer.say(hello(behaviors={"A": spec}, scripts={"A": scripts}))
+            assert (await peer.refused()).code == code
+        assert not unnamed.added
+        await house.connect().come_in(behaviors={"A": OTHER}, scripts={"A": ["guard"]})
+        assert unnamed.added == {"A"}

@@ -76,6 +76,7 @@ async def test_a_run_waits_for_room_and_loses_nothing(tmp_path: Path, disk: Disk
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_checkpoint_that_can_not_be_written_is_counted_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

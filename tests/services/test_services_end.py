@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from services_graph import settings_text
 from trio.testing import MockClock
 
 from pipeline import files
-from pipeline.messages.service import LearnerState, RunState, SteppingState
+from pipeline.errors import SettingsError
+from pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
 from pipeline.queues.memory import MemoryHub, MemoryTransport
 from pipeline.settings import parse_settings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from services import supervisor as supervisors
+from services.ports import Ports
 from services.supervisor import EXPORT_S, START_S, Supervisor
-from services.topology import ServicePlan, build
+from services.topology import ServicePlan, Topology, build
 
 
 @pytest.fixture
@@ -62,6 +66,11 @@ class Fake:
 
 class Host:
     """Starts fakes."""
+
+    topology: Topology | None = None
+
+    def adopt(self, topology: Topology) -> None:
+        self.topology = topology
 
     def __init__(self, failures: dict[str, str]) -> None:
         self.starts: dict[str, list[float]] = {}
@@ -270,3 +279,83 @@ async def test_a_simulator_that_was_given_up_is_ended_and_started_again(tmp_path
     assert len(host.starts["simulator-0"]) == 1
     (first, second) = host.starts["simulator-1"]
     assert second - first > limit_s
+
+
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=ActionSpec(continuous=1))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
+    """What lies before it starts anew, and only then the learner comes. Where it can not be prepared the run ends."""
+    text = settings_text() + "default_settings: {max_steps: 7}\n"
+    topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub, asked = Host({}), MemoryHub(), []
+
+    def grow(before: Topology, names: Sequence[str]) -> Topology:
+        asked.append(list(names))
+        if refused:
+            raise SettingsError("no checkpoint")
+        return before.growing(names, None, ports)
+
+    both = BehaviorSpecs(behaviors={"Late": SPEC, "Goal": SPEC}, teams={"Goal": (0,), "Late": (0,)})
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as other,
+        anyio.create_task_group() as tasks,
+    ):
+        board = await own.board("stepping-0")
+        with Ports() as ports:
+            supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time, grow=grow)  # type: ignore[arg-type]
+            tasks.start_soon(supervisor.supervise)
+            board.publish("specs", BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
+            await anyio.sleep(5)
+            assert not asked
+            board.publish("specs", both)
+            await anyio.sleep(5)
+        tasks.cancel_scope.cancel()
+    assert asked == [["Late"]], "once"
+    starts = 1 if refused else 2
+    between = ("assembly", "coordination", "monitor")
+    assert [len(host.starts[name]) for name in ("stepping-0", "learning-Goal")] == [1, 1]
+    assert [len(host.starts[name]) for name in between] == [starts] * 3
+    assert len(host.starts.get("learning-Late", [])) == (0 if refused else 1)
+    if refused:
+        return
+    assert host.starts["learning-Late"][0] >= max(host.starts[name][1] for name in between)
+    grown = host.topology
+    assert grown is not None
+    assert {name: one.max_steps for name, one in grown.run.settings.behaviors.items()} == {"Goal": 1000, "Late": 7}
+    assert {"segments:Late", "updates:Late", "board:policy-Late", "board:learning-Late"} <= grown.endpoints.keys()
+    assert topology.endpoints.items() <= grown.endpoints.items()
+    assert len({*grown.endpoints.values()}) == len(grown.endpoints)
+
+
+@pytest.mark.anyio
+async def test_a_run_that_ends_while_a_learner_is_about_to_be_added_ends_in_order(tmp_path: Path) -> None:
+    """It waits for assembly, which has not said anything since it was started anew."""
+    text = settings_text() + "default_settings: {max_steps: 7}\n"
+    topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub = Host({}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as stepping,
+        MemoryTransport(hub, start="assembly.1") as assembly,
+        MemoryTransport(hub, start="coordination.1") as coordination,
+        MemoryTransport(hub, start="supervisor.1") as other,
+    ):
+        boards = [await one.board(one.start.partition(".")[0]) for one in (stepping, assembly, coordination)]
+        boards[1].publish("state", AssemblyState(origin="assembly.1", held={}))
+        with Ports() as ports:
+
+            def grow(before: Topology, names: Sequence[str]) -> Topology:
+                return before.growing(names, None, ports)
+
+            supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time, grow=grow)  # type: ignore[arg-type]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.supervise)
+                boards[0].publish("specs", BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+                await anyio.sleep(5)
+                assert len(host.starts["assembly"]) == 2
+                boards[2].publish("run", FINISHED)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    assert "learning-Late" not in host.starts

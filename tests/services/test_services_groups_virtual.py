@@ -111,8 +111,8 @@ async def test_every_behavior_trains_to_the_end_with_its_own_books(
 @pytest.mark.parametrize(
     ("games", "values"),
     [
-        pytest.param(lambda: [*crowds(), Crowd(members=3)], CROWD, id="crowd"),
-        pytest.param(lambda: mixed(3), MIXED, id="mixed"),
+        pytest.param(lambda: [*crowds(), Crowd(members=3)], CROWD, id="crowd", marks=pytest.mark.slow),
+        pytest.param(lambda: mixed(3), MIXED, id="mixed", marks=pytest.mark.slow),
     ],
 )
 async def test_lockstep_repeats_itself(

@@ -119,8 +119,8 @@ async def resumed(folder: Path, kind: str) -> Play:
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
-        ("asymmetric", 9),
-        pytest.param("symmetric", 4, marks=pytest.mark.slow),
+        ("symmetric", 4),
+        pytest.param("asymmetric", 9, marks=pytest.mark.slow),
         pytest.param("symmetric", 9, marks=pytest.mark.slow),
         pytest.param("asymmetric", 6, marks=pytest.mark.slow),
         pytest.param("poca", 3, marks=pytest.mark.slow),

@@ -57,6 +57,11 @@ class Asked:
         """Holds nothing."""
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 def rules(**values: Any) -> dict[str, Any]:
     opponents = [{"scripted": "scripted", "weight": 1.0}, {"scripted": "still", "weight": 0.5}]
     return SELF_PLAY | {"opponents": opponents} | values

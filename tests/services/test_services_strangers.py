@@ -77,7 +77,7 @@ STRANGERS: dict[str, tuple[bytes, bytes, str]] = {
     "silence after the reset": (HELLO, b"", "timeout"),
 }
 
-REMEDIES = {"an unknown behavior": "write `Nope: {}` below `behaviors` of the configuration (default_settings count"}
+REMEDIES = {"an unknown behavior": "write `Nope: {}` below `behaviors` of the configuration, or default_settings"}
 
 
 async def visit(graph: Graph, first: bytes, second: bytes) -> Fault:

@@ -219,6 +219,7 @@ pipeline:
     sending_bytes: 100000
     agents: 1000
     behaviors: 4
+    unnamed_behaviors: 2
     observation_bytes: 10000
     actions: 100
     statistics: 10

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from settings_texts import loaded, only_problem, problems
 
 from pipeline.errors import SettingsError
-from pipeline.settings import Overrides, load, read, without_effect
+from pipeline.settings import Overrides, Settings, load, read, without_effect
 from pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
 
 
@@ -54,6 +56,54 @@ def test_default_settings_are_merged_under_each_behavior_mapping_by_mapping() ->
     assert a.network_settings.memory is None
     assert b.network_settings.memory is not None
     assert b.network_settings.memory.memory_size == 64
+
+
+def test_default_settings_alone_count_for_any_name() -> None:
+    settings = loaded("default_settings: {max_steps: 7}\n").settings
+    assert (settings.behaviors, settings.unnamed) == ({}, settings.default_settings)
+    assert [*settings.sections] == ["default_settings"]
+    named = settings.naming(["B", "A"])
+    assert [(name, one.max_steps) for name, one in named.behaviors.items()] == [("B", 7), ("A", 7)]
+    assert [*named.sections] == ["behaviors.B", "behaviors.A"]
+    assert Settings.model_validate_json(json.dumps(named.written)) == named
+
+
+def test_the_command_line_wins_over_default_settings_too() -> None:
+    overrides = Overrides(max_steps=9, deterministic=True)
+    settings = loaded("default_settings: {max_steps: 7}\nbehaviors: {A: }\n", overrides).settings
+    for behavior in (settings.behaviors["A"], settings.unnamed):
+        assert behavior is not None
+        assert (behavior.max_steps, behavior.network_settings.deterministic) == (9, True)
+
+
+def test_the_mode_stays_what_it_was_when_behaviors_come() -> None:
+    """What `threaded` of the defaults says counts as long as nobody says otherwise."""
+    alone = loaded("default_settings: {threaded: false}\n").settings
+    beside = loaded("default_settings: {threaded: false}\nbehaviors: {A: {threaded: true}}\n").settings
+    for settings, mode in ((alone, "lockstep"), (beside, "overlap")):
+        assert (settings.mode, settings.naming(["B"]).mode) == (mode, mode)
+        assert Settings.model_validate_json(json.dumps(settings.naming(["B"]).written)).mode == mode
+
+
+def test_defaults_that_a_behavior_completes_count_for_no_other_name() -> None:
+    text = """
+        default_settings: {reward_signals: {gail: {strength: 0.5}}}
+        behaviors: {A: {reward_signals: {gail: {demo_path: a.demo}}}}
+        """
+    assert loaded(text).settings.unnamed is None
+
+
+def test_lessons_may_wait_for_a_behavior_that_only_the_game_names() -> None:
+    curriculum = """
+        environment_parameters:
+          size:
+            curriculum:
+              - {name: small, value: 1, completion_criteria: {behavior: B, measure: %s, threshold: 0.5}}
+              - {name: large, value: 2}
+        """
+    assert loaded("default_settings: {}\n" + dedent(curriculum % "reward")).settings.environment_parameters
+    with pytest.raises(SettingsError, match="got measure rating of B, which has no self_play"):
+        loaded("default_settings: {}\n" + dedent(curriculum % "rating"))
 
 
 @pytest.mark.parametrize("number", ["500000", "5.0e5", "5e5", "5E+5", "500_000", "500000.0", "+500000"])

@@ -248,7 +248,7 @@ def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
     assert line.startswith("run.yaml:3: pipeline.heartbeat_s: got heartbeat_s 60 with simulator_timeout_s 60")
 
 
-@pytest.mark.parametrize("name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'"])
+@pytest.mark.parametrize("name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'", "'a#1'", "logs"])
 def test_a_behavior_name_must_be_able_to_name_a_folder(name: str) -> None:
     assert "expected one that can also name a folder" in only_problem(f"behaviors:\n  {name}: {{}}\n")
 
@@ -266,7 +266,7 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("A\n", 1, "got a scalar at the top"),
         ("env_settings: {seed: 1}", 1, "behaviors: got nothing; expected behaviors"),
         ("behaviors:\n", 1, "behaviors: got nothing; expected behaviors"),
-        ("behaviors: {}", 1, "expected at least 1 entry"),
+        ("behaviors: {}", 1, "behaviors: got no behavior; expected at least one; write `behaviors: {NAME: {}}`"),
         ("behaviors:\n\tA: {}\n", 2, "got a tab in the indentation"),
         ("behaviors:\n  A: {max_steps: 3\n", 3, "expected YAML"),
         ("behaviors: {A: }\n---\nbehaviors: {A: }\n", 2, "expected YAML"),
@@ -280,8 +280,16 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n  A: !!python/name:os.system x\n", 2, "expected a scalar that YAML itself defines"),
         ("behaviors:\n  A: {max_steps: 99999999999999999999}\n", 2, "whole numbers up to 2^53"),
         ("default_settings: 5\nbehaviors: {A: }\n", 1, "default_settings: got 5; expected a mapping"),
-        ("\ndefault_settings: {}\n", 2, "default_settings without behaviors; expected the name of each behavior"),
-        ("\ndefault_settings: {}\nbehaviors: {}\n", 2, "add `behaviors: {NAME: {}}` with the Behavior Name of its"),
+        (
+            "pipeline:\n  hosts: {a: {address: 10.0.0.1}}\ndefault_settings: {}\n",
+            3,
+            "got default_settings without behaviors on several machines; expected the name of each behavior",
+        ),
+        (
+            "default_settings:\n  reward_signals: {gail: {strength: 0.5}}\n",
+            2,
+            "default_settings.reward_signals.gail.demo_path: got nothing; expected demo_path",
+        ),
         ("default_settings: {}\nbehaviors: [A]\n", 2, "behaviors: got a list; expected a mapping"),
     ],
 )

@@ -122,6 +122,21 @@ def test_one_behavior_at_its_budget_holds_the_whole_round() -> None:
     assert len(scene.wake().acts) == 2
 
 
+def test_a_behavior_at_its_budget_holds_the_round_without_agents_too() -> None:
+    """Its learner waits for a cut, and what others do must not come before or after that as it happens."""
+    scene = Scene(random.Random(0), lockstep=True, expected=2)
+    scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
+    scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=0, steady=True))
+    scene.permit("A", 1000)
+    scene.send(1, 2)
+    assert len(scene.wake().acts) == 2, "who never had a budget has used up none"
+    scene.permit("B", 0)
+    scene.send(1, 2)
+    assert not scene.wake().acts
+    scene.permit("B", 1)
+    assert len(scene.wake().acts) == 2
+
+
 def test_a_simulator_that_leaves_ends_the_promise_and_not_the_run() -> None:
     """After a simulator is gone the rest goes on by itself, and the state says that the promise is off."""
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)

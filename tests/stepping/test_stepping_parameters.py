@@ -156,7 +156,7 @@ def wake(scene: Scene) -> list[type[Act | Reset]]:
     return [type(answer) for _, answer, *_ in done.acts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), lockstep=st.booleans())
 def test_lessons_come_with_the_next_answer_and_no_step_is_lost_from_the_books(seed: int, lockstep: bool) -> None:
     """Also where simulators are reset, come late, and go; and it is told which lessons an episode began in."""

@@ -14,6 +14,7 @@ from stepping_scene import Scene, hosted
 from pipeline.messages.service import BehaviorSteps, Permit
 from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from pipeline.stepping.stepper import Stepper
+from pipeline.stepping.waiting import WEIGHTS, waits_for
 
 IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
@@ -388,3 +389,25 @@ def test_a_reader_refuses_what_was_told_twice() -> None:
     reader.read(part)
     with pytest.raises(AssertionError):
         reader.read(part)
+
+
+def test_nobody_hears_of_the_agents_of_an_added_behavior_before_it_has_weights() -> None:
+    """Else assembly, which starts anew for it, would miss what they saw first; the frame waits, others go on."""
+    scene = Scene(random.Random(0), ["A"])
+    scene.stepper.added = frozenset({"B"})
+    scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
+    scene.connect(2, FakeSimulator(2, random.Random(2), ("A", "B"), agents=2, steady=True))
+    scene.permit_all()
+    scene.send(1, 2)
+    assert [key for key, *_ in scene.wake().acts] == [1]
+    assert [(one.behavior, len(one.rows)) for one in scene.steps] == [("A", 1)]
+    assert waits_for(scene.stepper, "A", lockstep=False) == (WEIGHTS, "B", "")
+    scene.policies["B"] = FakePolicy()
+    scene.permit("B", 1000)
+    assert [key for key, *_ in scene.wake().acts] == [2]
+    assert {one.behavior for one in scene.steps} == {"A", "B"}
+    scene.send(1, 2)
+    scene.wake()
+    scene.check_counts()
+    for name in ("A", "B"):
+        scene.check_steps(name)
