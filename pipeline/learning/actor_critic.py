@@ -68,6 +68,12 @@ class Recurrence:
     actor: Floats
     critic: Floats | None
 
+    def holding(self, wanted_r: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[q] sequences that hold a row which is wanted."""
+        within = wanted_r[sequences.rows_of(self.first, self.lengths)]
+        found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
+        return found
+
     def some(self, which_q: NDArray[Any]) -> tuple[Tensor, Recalled]:
         """Rows [B] of the given sequences, one sequence after the other, and what is remembered at their starts."""
         lengths = self.lengths[which_q]
@@ -229,7 +235,7 @@ class ActorCritic:
 
     def _plain_values(self, inputs: Inputs) -> Floats:
         """[R, S], some rows at a time: they stay in the processor's cache."""
-        parts = zip(*(torch.split(column, _rows_at_once(inputs)) for column in inputs), strict=True)
+        parts = zip(*(torch.split(column, rows_at_once(inputs)) for column in inputs), strict=True)
         values_RS: Floats = back(torch.cat([self.value(over(rows, self.actor.device)) for rows in parts]))
         return values_RS
 
@@ -247,7 +253,7 @@ class ActorCritic:
         tracks = Tracks(batch.lives, batch.ended, segment_q, self._memories) if self.critic is not None else None
         memory_qM = actor_qM if tracks is None else np.empty_like(actor_qM)
         together = [np.arange(len(segment_q))] if tracks is None else tracks.rounds()
-        most = max(1, _rows_at_once(prepared.inputs) // length)
+        most = max(1, rows_at_once(prepared.inputs) // length)
         for which_q in (some for all_q in together for some in np.array_split(all_q, -(-len(all_q) // most))):
             if tracks is not None:
                 memory_qM[which_q] = tracks.memories[tracks.of_q[which_q]]
@@ -316,6 +322,6 @@ def row_bytes(column: Tensor) -> int:
     return math.prod(column.shape[1:]) * column.element_size()
 
 
-def _rows_at_once(inputs: Inputs) -> int:
-    """How many rows stay in the processor's cache."""
+def rows_at_once(inputs: Inputs) -> int:
+    """How many rows stay in the CPU's cache."""
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *map(row_bytes, inputs))))

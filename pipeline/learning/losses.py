@@ -24,22 +24,25 @@ def clip_limit(advantage_B: Tensor, epsilon: float) -> Tensor:
 
 def surrogate(
     log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, limit_B: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Clipped surrogate objective: its mean is to rise.
+
+    Log-probabilities may be [B, P], of each part of an action; then advantage and limit are [B, 1].
 
     Args:
         log_prob_B: of the joint actions, under the current policy.
-        old_log_prob_B: of the same, when they were chosen.
+        old_log_prob_B: of the same, under the policy that the clip is centered on.
         advantage_B: of each.
         limit_B: `clip_limit` of the advantages.
 
     Returns:
-        The objective of each row [B], and the derivative of minus its mean for `log_prob_B`.
+        The objective of each row [B], the derivative of minus its mean for `log_prob_B`, and its log ratio.
     """
-    free_B = log_prob_B.sub(old_log_prob_B).exp_().mul_(advantage_B)
+    log_ratio_B = log_prob_B.sub(old_log_prob_B)
+    free_B = log_ratio_B.exp().mul_(advantage_B)
     objective_B = torch.minimum(free_B, limit_B)
     # Where the clip decides, the objective does not depend on the ratio; elsewhere d ratio / d log p = ratio.
-    return objective_B, free_B.masked_fill_(free_B > limit_B, 0.0).mul_(-1.0 / len(free_B))
+    return objective_B, free_B.masked_fill_(free_B > limit_B, 0.0).mul_(-1.0 / free_B.numel()), log_ratio_B
 
 
 def value_loss(values_BS: Tensor, returns_BS: Tensor, weight: float) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ class Adam:
         learning_rate: of the next step.
         moments: its state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since it was made; may be read from another thread.
+        gradient_norm: scalar, of the last step tried.
 
     Args:
         modules: whose parameters it moves; they become views of one block.
@@ -46,6 +47,7 @@ class Adam:
         self._modules = modules
         self.device = device
         self.tried = 0
+        self.gradient_norm = torch.zeros(())
         self.learning_rate = learning_rate
         self.parameters = FlatParameters(modules, device=device)
         flat = self.parameters.flat.detach()
@@ -74,8 +76,9 @@ class Adam:
         """
         self.tried += 1
         self.parameters.backward(outputs, gradients, pull)
-        # A NaN or an infinity in any row of the loss is in the gradient too, and so in its sum.
-        if not math.isfinite(self.parameters.gradient.sum().item()):
+        # A NaN or an infinity in any row of the loss is in the gradient too, and so in its norm.
+        self.gradient_norm = self.parameters.gradient.norm()
+        if not math.isfinite(self.gradient_norm.item()):
             return False
         adam(**self._state, lr=self.learning_rate, **_USUAL)
         return True

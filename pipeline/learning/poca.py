@@ -25,6 +25,7 @@ Reinforcement Learning"), one update at a time: teams that share a reward, and m
     Its minibatches are whole windows of `sequence_length` group times, the actor's are sequences.
 11. The number of members, scaled to [-1, 1] by the largest ever seen, stands beside the encoding (ML-Agents).
 12. An agent without a group is a group of one: its baseline is a second value of the same observation.
+13. Decisions that an older version acted are corrected for (`proximal`); the weight is that of the decision alone.
 
 B rows of a minibatch, M its moments, R rows of the batch, K moments of the batch, T of these within segments, S reward
 signals.
@@ -33,7 +34,7 @@ signals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +48,8 @@ from pipeline.learning.group_buffer import GroupBatch
 from pipeline.learning.group_networks import Estimates, GroupNetworks, Prepared
 from pipeline.learning.optimizer import Adam
 from pipeline.learning.ppo import minibatches, recurrent_minibatches
-from pipeline.learning.report import UpdateReport, general, lags, means
+from pipeline.learning.proximal import Staleness, correct
+from pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
 from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
@@ -157,17 +159,28 @@ class POCA:
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         targets = self._targets(batch, prepared, estimates, coefficients.epsilon)
+        recurrence, hyper = self._recurrence(batch, prepared), self.settings.hyperparameters
+        rows, staleness = correct(
+            self.actor,
+            targets.rows,
+            batch.versions < version,
+            recurrence,
+            coefficients.epsilon,
+            decoupled=hyper.decoupled_objective,
+            per_dimension=hyper.ratio == "per_dimension",
+        )
+        targets = targets._replace(rows=rows)
         done = []
-        for _ in range(self.settings.hyperparameters.num_epoch):
-            for (rows, recalled, at_B), criticised in self._minibatches(batch, prepared, estimates, targets):
-                there = over((rows, recalled, criticised), self.optimizer.device)
+        for _ in range(hyper.num_epoch):
+            for (some, recalled, at_B), criticised in self._minibatches(prepared, estimates, targets, recurrence):
+                there = over((some, recalled, criticised), self.optimizer.device)
                 done.append(self._step(*there, targets, coefficients))
                 self.signals.learn(at_B)
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.networks.update(prepared)
         taken = [step for step in done if step is not None]
         return UpdateReport(
-            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series)
+            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series, staleness)
             | self.signals.statistics()
             | cloned,
             steps=batch.steps,
@@ -177,6 +190,7 @@ class POCA:
             group_rewards=bool(batch.group_rewards.any()),
             groups=bool(prepared.index.counts.max() > 1),
             terminated=bool(batch.over.any()),
+            staleness=staleness,
         )
 
     def _targets(self, batch: GroupBatch, prepared: Prepared, found: Estimates, epsilon: float) -> Targets:
@@ -237,22 +251,29 @@ class POCA:
             batch.lives,
         )
 
+    def _recurrence(self, batch: GroupBatch, prepared: Prepared) -> Recurrence | None:
+        """The sequences of the actor, in the order of the windows; None for one without memory."""
+        if not self.networks.memory or batch.carried is None:
+            return None
+        windows = prepared.windows
+        memory = batch.carried[windows.by_window, : self.networks.memory]
+        return Recurrence(first=windows.first_q, lengths=windows.lengths_q, actor=memory, critic=None)
+
     def _minibatches(
-        self, batch: GroupBatch, prepared: Prepared, found: Estimates, targets: Targets
+        self, prepared: Prepared, found: Estimates, targets: Targets, recurrence: Recurrence | None
     ) -> Iterator[tuple[tuple[Rows, Recalled | None, Tensor], Criticised]]:
         """As many minibatches of the actor as PPO has, and for each a part of the moments (9, 10)."""
-        size, windows = self.settings.hyperparameters.batch_size, prepared.windows
-        if found.groups is None or batch.carried is None:
-            count = batch.steps // min(size, batch.steps)
-            of_actor: Iterator[Any] = minibatches(targets.rows, size, self.generator)
+        size, steps = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
+        of_actor: Iterator[tuple[Rows, Recalled | None, Tensor]]
+        if recurrence is None:
+            count = steps // min(size, steps)
+            of_actor = minibatches(targets.rows, size, self.generator)
         else:
-            first, lengths = windows.first_q, windows.lengths_q
-            memory = batch.carried[windows.by_window, : self.networks.memory]
-            recurrence = Recurrence(first=first, lengths=lengths, actor=memory, critic=None)
-            some = min(max(1, size // batch.sequence_length), len(lengths))
-            count = len(lengths) // some
+            sequences = len(recurrence.lengths)
+            some = min(max(1, size // self.settings.network_settings.sequence_length), sequences)
+            count = sequences // some
             of_actor = recurrent_minibatches(targets.rows, recurrence, some, self.generator)
-        of_critic = shuffled(windows.weights, count, self.generator)
+        of_critic = shuffled(prepared.windows.weights, count, self.generator)
         for at, of_policy in enumerate(of_actor):
             yield of_policy, self._criticised(prepared, found, of_critic[at % len(of_critic)])
 
@@ -272,12 +293,12 @@ class POCA:
         criticised: Criticised,
         targets: Targets,
         coefficients: Coefficients,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    ) -> Losses | None:
         """One step of Adam on a minibatch (7).
 
         Returns:
-            Objective [B], squared errors of values [M, S] and baselines [B, S], and entropy; None where the gradient
-            was not finite and nothing was done.
+            Its losses: objective and logarithm of the ratio [B], squared errors of values [M, S] and baselines [B, S],
+            entropy and the norm of the gradient; None where that was not finite and nothing was done.
         """
         critic = self.networks.critic
         layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
@@ -299,7 +320,8 @@ class POCA:
             gradients = (chosen.to_head, chosen.to_log_sigma, to_values_MS, to_baselines_BS)
             if not self.optimizer.step(outputs, gradients):
                 return None
-        return chosen.objective, squares_MS, squares_BS, chosen.entropy
+        squares = {"values": squares_MS, "baselines": squares_BS}
+        return chosen.losses() | squares | {"gradient_norm": self.optimizer.gradient_norm}
 
     def _squares(
         self, found: Tensor, returns_: Tensor, before: Tensor, which: Numbers, epsilon: float, weight: float
@@ -313,27 +335,21 @@ class POCA:
 
     def _statistics(
         self,
-        taken: list[tuple[Tensor, Tensor, Tensor, Tensor]],
+        taken: list[Losses],
         coefficients: Coefficients,
         targets: Targets,
         in_series: Numbers,
+        staleness: Staleness,
     ) -> dict[str, float]:
-        values_S = targets.values[torch.from_numpy(in_series)].mean(0).tolist()
-        baselines_S = targets.rows.values.mean(0).tolist()
-        statistics = general(
-            coefficients,
-            {
-                "Value": zip(self.signals.settings, values_S, strict=True),
-                "Baseline": zip(self.signals.settings, baselines_S, strict=True),
-            },
+        at_T = torch.from_numpy(in_series)
+        returns_TS, values_TS = targets.returns[at_T], targets.values[at_T]
+        estimates = {"Value": values_TS, "Baseline": targets.rows.values}
+        means = {kind: zip(self.signals.settings, one.mean(0).tolist(), strict=True) for kind, one in estimates.items()}
+        return (
+            general(coefficients, means)
+            | losses_of(taken)
+            | diagnostics(taken, returns_TS.numpy(), values_TS.numpy(), coefficients.epsilon, staleness)
         )
-        if taken:
-            found = means(("objective", "values", "baselines", "entropy"), taken)
-            statistics["Losses/Policy Loss"] = found["objective"].abs().mean().item()
-            statistics["Losses/Value Loss"] = found["values"].mean().item()
-            statistics["Losses/Baseline Loss"] = found["baselines"].mean().item()
-            statistics["Policy/Entropy"] = found["entropy"].mean().item()
-        return statistics
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:

@@ -3,9 +3,10 @@
 
 Where this differs from the paper:
 
-1. The bonus is for the entropy's sum over branches plus its mean over continuous dimensions, times
-   the number of both, so that `beta` weighs as in ML-Agents (`ModelUtils.trust_region_policy_loss`
-   there averages each dimension's surrogate; here the ratio is that of the joint action, as in the paper).
+1. The ratio is that of the joint action, as in the paper. The bonus is for the entropy's sum over branches plus its
+   mean over continuous dimensions, times the number of both, so that `beta` weighs as in ML-Agents, whose
+   `trust_region_policy_loss` clips each dimension's ratio by itself and averages. `ratio: per_dimension` does that
+   here too, and then the bonus is not multiplied.
 2. The value loss is not clipped unless asked for: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2)
    find clipping harmful. It is the mean squared error, weighed 0.5.
 3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).
@@ -18,6 +19,7 @@ Where this differs from the paper:
    GAIL as far as demonstrations end too, see `signals.ends`.
 8. A network that remembers is trained on sequences from the memory that was stored at their start; no gradient flows
    beyond that start (ML-Agents).
+9. Steps that an older version acted are corrected for (`proximal`).
 
 B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
 """
@@ -25,7 +27,6 @@ B rows of a minibatch, R rows of the batch, F features, C continuous actions, D 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ from pipeline.learning.actor_critic import ActorCritic, Estimates, Prepared, Rec
 from pipeline.learning.buffer import Batch
 from pipeline.learning.cloning import Cloning, cloning_of
 from pipeline.learning.optimizer import Adam
-from pipeline.learning.report import UpdateReport, general, lags, means
+from pipeline.learning.proximal import Staleness, correct
+from pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
 from pipeline.learning.rows import Rows, policy_loss
 from pipeline.learning.schedules import Coefficients
 from pipeline.learning.settings import TrainerSettings
@@ -108,6 +110,15 @@ class PPO:
         prepared = self.networks.prepare(batch)
         estimates = self.networks.estimate(prepared, batch)
         rows, recurrence = self._rows(batch, prepared, estimates, coefficients.epsilon), estimates.recurrence
+        rows, staleness = correct(
+            self.actor,
+            rows,
+            batch.versions < version,
+            recurrence,
+            coefficients.epsilon,
+            decoupled=hyper.decoupled_objective,
+            per_dimension=hyper.ratio == "per_dimension",
+        )
         done = []
         for _ in range(hyper.num_epoch):
             for minibatch, recalled, at_B in (
@@ -121,13 +132,14 @@ class PPO:
         self.actor.encoder.update(prepared.joined)
         taken = [step for step in done if step is not None]
         return UpdateReport(
-            statistics=self._statistics(taken, coefficients, rows) | self.signals.statistics() | cloned,
+            statistics=self._statistics(taken, coefficients, rows, staleness) | self.signals.statistics() | cloned,
             steps=batch.steps,
             minibatches=len(done),
             skipped=len(done) - len(taken),
             lags=lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
             terminated=bool(batch.terminated.any()),
+            staleness=staleness,
         )
 
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
@@ -179,14 +191,12 @@ class PPO:
             batch.lives,
         )
 
-    def _step(
-        self, rows: Rows, recalled: Recalled | None, coefficients: Coefficients
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _step(self, rows: Rows, recalled: Recalled | None, coefficients: Coefficients) -> Losses | None:
         """One step of Adam on a minibatch.
 
         Returns:
-            Objective [B], squared value errors [B, S] and entropy; None where the gradient was not finite and nothing
-            was done.
+            Its losses: objective and logarithm of the ratio [B], squared value errors [B, S], entropy and the norm of
+            the gradient; None where that was not finite and nothing was done.
         """
         head_BH, values_BS, pull = self.networks.run(rows.inputs, recalled)
         old_values_BS = rows.values if self.settings.hyperparameters.clip_value_loss else None
@@ -198,19 +208,17 @@ class PPO:
             outputs = (head_BH, self.actor.log_sigma, values_BS)
             if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), pull):
                 return None
-        return chosen.objective, squares_BS, chosen.entropy
+        return chosen.losses() | {"values": squares_BS, "gradient_norm": self.optimizer.gradient_norm}
 
     def _statistics(
-        self, taken: list[tuple[Tensor, Tensor, Tensor]], coefficients: Coefficients, rows: Rows
+        self, taken: list[Losses], coefficients: Coefficients, rows: Rows, staleness: Staleness
     ) -> dict[str, float]:
         estimates = zip(self.signals.settings, rows.values.mean(0).tolist(), strict=True)
-        statistics = general(coefficients, {"Value": estimates})
-        if taken:
-            found = means(("objective", "squares", "entropy"), taken)
-            statistics["Losses/Policy Loss"] = found["objective"].abs().mean().item()
-            statistics["Losses/Value Loss"] = found["squares"].mean().item()
-            statistics["Policy/Entropy"] = found["entropy"].mean().item()
-        return statistics
+        return (
+            general(coefficients, {"Value": estimates})
+            | losses_of(taken)
+            | diagnostics(taken, rows.returns.numpy(), rows.values.numpy(), coefficients.epsilon, staleness)
+        )
 
 
 def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, None, Tensor]]:
@@ -237,8 +245,7 @@ def recurrent_minibatches(
     order_q = torch.randperm(count, generator=generator)[: count // size * size].numpy()
     for which_q in order_q.reshape(-1, size):
         at_B, recalled = recurrence.some(which_q)
-        others: Any = (None if column is None else column.index_select(0, at_B) for column in rows[1:])
-        yield Rows(tuple(column.index_select(0, at_B) for column in rows.inputs), *others), recalled, at_B
+        yield rows.at(at_B), recalled, at_B
 
 
 def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:

@@ -1,17 +1,32 @@
-"""What an update tells of itself, by ML-Agents' names."""
+# ruff: noqa: N803, N806 (names end in their shape)
+"""What an update reports of itself: losses by ML-Agents' names, and diagnostics.
+
+B rows of a minibatch, P parts of an action, K moments or rows of the batch, S reward signals.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.learning.proximal import NONE_STALE, Staleness
 from pipeline.learning.schedules import Coefficients
+
+Losses = Mapping[str, Tensor]
+"""What one minibatch lost, by kind: the keys of `_LOSSES`, `log_ratio` and `gradient_norm`."""
+
+_LOSSES: Final = {
+    "objective": "Losses/Policy Loss",
+    "values": "Losses/Value Loss",
+    "baselines": "Losses/Baseline Loss",
+    "entropy": "Policy/Entropy",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +42,7 @@ class UpdateReport:
         group_rewards: some group reward was not 0; PPO does not learn from them.
         groups: some agents shared a group.
         terminated: some episode ended by itself.
+        staleness: how far the correction for stale data reached.
     """
 
     statistics: dict[str, float]
@@ -37,6 +53,7 @@ class UpdateReport:
     group_rewards: bool
     groups: bool = False
     terminated: bool = False
+    staleness: Staleness = NONE_STALE
 
 
 def lags(version: int, versions: NDArray[np.int64]) -> tuple[int, ...]:
@@ -62,15 +79,50 @@ def general(coefficients: Coefficients, estimates: Mapping[str, Iterable[tuple[s
     return statistics
 
 
-def means(names: Iterable[str], taken: list[Any]) -> dict[str, Tensor]:
-    """Of each kind of loss, its mean in every minibatch; minibatches may differ in size.
+def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
+    """Means over minibatches of what each of them lost; nothing where there was none.
 
     Args:
-        names: of the kinds.
-        taken: for each minibatch, a tensor for each kind.
+        taken: for each minibatch, a tensor of each kind; minibatches may differ in size.
     """
-    columns = zip(names, zip(*taken, strict=True), strict=True)
-    return {name: _mean_of_each(column) for name, column in columns}
+    if not taken:
+        return {}
+    found = {name: _mean_of_each([one[name] for one in taken]) for name in taken[0] if name in _LOSSES}
+    return {_LOSSES[name]: (mean.abs() if name == "objective" else mean).mean().item() for name, mean in found.items()}
+
+
+def diagnostics(
+    taken: Sequence[Losses],
+    returns_KS: NDArray[np.float32],
+    values_KS: NDArray[np.float32],
+    epsilon: float,
+    staleness: Staleness,
+) -> dict[str, float]:
+    """What tells whether an update was sound.
+
+    The approximate KL divergence of the policy from the proximal one is the mean of `(ratio - 1) - log ratio`
+    (Schulman 2020, "Approximating KL divergence"), its clip fraction the share of ratios beyond `1 +- epsilon`. Both
+    are means over all minibatches, the first of which find the policy unchanged.
+
+    Args:
+        taken: for each minibatch, the logarithms of its ratios ([B] or [B, P]) and its gradient's norm.
+        returns_KS: targets of the values.
+        values_KS: estimates before the update.
+        epsilon: clip range.
+        staleness: how far the correction for stale data reached.
+    """
+    found = {"Update/Stale Weight": staleness.weight, "Update/Effective Sample Size": staleness.sample_size}
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # such an update is skipped and counted
+        explained_S = 1 - (returns_KS - values_KS).var(0) / returns_KS.var(0)
+    if (finite_S := np.isfinite(explained_S)).any():
+        found["Update/Explained Variance"] = float(explained_S[finite_S].mean())
+    if taken:
+        log_ratio = torch.cat([one["log_ratio"] for one in taken])
+        joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
+        found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
+        found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()
+        found["Update/Gradient Norm"] = torch.stack([one["gradient_norm"] for one in taken]).mean().item()
+    return found
 
 
 def _mean_of_each(parts: Sequence[Tensor]) -> Tensor:

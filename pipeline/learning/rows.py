@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
 """Rows of a minibatch, and what the policy loses on them (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
-B rows, C continuous actions, D branches, H means and logits, S reward signals.
+B rows, C continuous actions, D branches, H means and logits, S reward signals, P = C + D parts of an action.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Rows(NamedTuple):
         continuous: [B, C] raw samples.
         discrete: [B, D] int64 choices.
         masks: [B, choices of all branches] True = forbidden; None where nothing was.
-        log_prob: [B] of the joint action when it was chosen.
-        advantage: [B] normalised.
+        log_prob: under the policy that the clip is centered on: [B] of the joint action, or [B, P] of each part of it
+            where the ratio is that of each part.
+        advantage: [B] normalized, then weighted (`proximal`).
         limit: [B] `losses.clip_limit` of the advantage.
         returns: [B, S] what the critic is to estimate, per signal.
         values: [B, S] what it estimated before the update.
@@ -41,21 +42,45 @@ class Rows(NamedTuple):
     returns: Tensor
     values: Tensor
 
+    def at(self, which_B: Tensor) -> Rows:
+        """Some of the rows."""
+        others = (None if column is None else column.index_select(0, which_B) for column in self[1:])
+        return Rows(tuple(column.index_select(0, which_B) for column in self.inputs), *others)  # type: ignore[arg-type]
+
 
 class PolicyLoss(NamedTuple):
     """Surrogate and entropy bonus of some rows.
 
     Attributes:
-        objective: [B] clipped surrogate.
-        entropy: [B] as published.
+        objective: [B], or [B, P], clipped surrogate.
+        log_ratio: likewise, logarithm of the ratio.
+        entropy: scalar, as published.
         to_head: [B, H] derivative of the loss for means and logits.
         to_log_sigma: [C] likewise.
     """
 
     objective: Tensor
+    log_ratio: Tensor
     entropy: Tensor
     to_head: Tensor
     to_log_sigma: Tensor
+
+    def losses(self) -> dict[str, Tensor]:
+        """What a report is made of."""
+        return {"objective": self.objective, "log_ratio": self.log_ratio, "entropy": self.entropy}
+
+
+def evaluate(actor: Actor, head_BH: Tensor, rows: Rows, per_dimension: bool) -> distributions.Evaluation:
+    """What the actor's means and logits say of the actions of some rows."""
+    return distributions.evaluate(
+        actor.actions,
+        head_BH,
+        actor.log_sigma,
+        rows.continuous,
+        rows.discrete,
+        rows.masks,
+        per_dimension=per_dimension,
+    )
 
 
 def policy_loss(actor: Actor, head_BH: Tensor, rows: Rows, beta: float) -> PolicyLoss:
@@ -65,11 +90,14 @@ def policy_loss(actor: Actor, head_BH: Tensor, rows: Rows, beta: float) -> Polic
         actor: whose.
         head_BH: what it makes of the rows.
         rows: what was done, and how good it was.
-        beta: weight of the entropy bonus, of each dimension and branch.
+        beta: weight of the entropy bonus; where the ratio is that of joint actions, of each dimension and branch.
     """
-    actions = actor.actions
-    chosen = distributions.evaluate(actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks)
-    objective_B, to_log_prob_B = losses.surrogate(chosen.log_prob, rows.log_prob, rows.advantage, rows.limit)
-    parts = actions.continuous + len(actions.discrete)
-    to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob_B, -beta * parts)
-    return PolicyLoss(objective_B, chosen.entropy, to_head_BH, to_log_sigma_C)
+    per_dimension = rows.log_prob.dim() == 2
+    chosen = evaluate(actor, head_BH, rows, per_dimension)
+    advantage, limit = (
+        (rows.advantage.unsqueeze(1), rows.limit.unsqueeze(1)) if per_dimension else (rows.advantage, rows.limit)
+    )
+    objective, to_log_prob, log_ratio = losses.surrogate(chosen.log_prob, rows.log_prob, advantage, limit)
+    parts = 1 if per_dimension else actor.actions.continuous + len(actor.actions.discrete)
+    to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob, -beta * parts)
+    return PolicyLoss(objective, log_ratio, chosen.entropy, to_head_BH, to_log_sigma_C)

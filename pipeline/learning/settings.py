@@ -37,6 +37,9 @@ class Hyperparameters(_Model):
         beta_schedule: `linear` falls to 1e-5 over `max_steps`.
         epsilon_schedule: `linear` falls to 0.1 over `max_steps`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
+        decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
+        ratio: `joint` clips the probability ratio of the whole action; `per_dimension` clips that of each continuous
+            dimension and branch by itself, as ML-Agents does.
     """
 
     batch_size: int = Field(default=1024, ge=1)
@@ -51,6 +54,8 @@ class Hyperparameters(_Model):
     beta_schedule: Schedule = "linear"
     epsilon_schedule: Schedule = "linear"
     clip_value_loss: bool = False
+    decoupled_objective: bool = True
+    ratio: Literal["joint", "per_dimension"] = "joint"
 
     @model_validator(mode="after")
     def _minibatch_fits(self) -> Hyperparameters:

@@ -5,7 +5,7 @@ All are pure functions of an actor's outputs: its head holds the means of the co
 and, beside them, the logits of all branches; log sigma does not depend on the observation. The
 probability of an action is that of all its parts together.
 
-B rows, C continuous actions, D branches, K choices of all branches, H = C + K, k choices of one.
+B rows, C continuous actions, D branches, P = C + D parts, K choices of all branches, H = C + K, k choices of one.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Evaluation:
     """What a distribution says of given actions, and what a loss of that says to the network.
 
     Attributes:
-        log_prob: [B] log-probability of each joint action.
+        log_prob: [B] log-probability of each joint action, or [B, P] of each of its parts.
         entropy: mean over rows of the sum of the branches' entropies plus the mean over the continuous dimensions'.
         noise: [B, C] continuous actions, in standard deviations from the mean.
         squares: [B, C] of the noise.
@@ -144,23 +144,27 @@ class Evaluation:
     sigma: Tensor
     branches: tuple[Branch, ...]
 
-    def gradient(self, log_prob_gradient_B: Tensor, entropy_gradient: float) -> tuple[Tensor, Tensor]:
+    def gradient(self, log_prob_gradient: Tensor, entropy_gradient: float) -> tuple[Tensor, Tensor]:
         """Gradient of a loss for the head [B, H] and for log sigma [C].
 
         Args:
-            log_prob_gradient_B: of the loss for `log_prob`.
+            log_prob_gradient: of the loss for `log_prob`, of its shape.
             entropy_gradient: of the loss for `entropy`.
         """
-        gradient_B1 = log_prob_gradient_B.unsqueeze(1)
         rows, dimensions = self.noise.shape
-        parts = [self.noise.div(self.sigma).mul_(gradient_B1)] if dimensions else []
-        for branch in self.branches:
+        # Of a joint action every part has the same gradient.
+        joint = log_prob_gradient.dim() == 1
+        gradient_BP = log_prob_gradient.unsqueeze(1) if joint else log_prob_gradient
+        of_means_BC = gradient_BP if joint else gradient_BP[:, :dimensions]
+        parts = [self.noise.div(self.sigma).mul_(of_means_BC)] if dimensions else []
+        for number, branch in enumerate(self.branches, start=dimensions):
+            gradient_B1 = gradient_BP if joint else gradient_BP[:, number : number + 1]
             # d log p_chosen = one_hot - p;  d entropy = -p (log p + entropy)
             factor_Bk = branch.log_p.add(branch.entropy).mul_(entropy_gradient / rows).add_(gradient_B1)
             part_Bk = factor_Bk.mul_(branch.p).neg_()
             parts.append(part_Bk.scatter_add_(1, branch.chosen, gradient_B1))
         # d log p / d log sigma = noise^2 - 1;  d entropy / d log sigma = 1 / C
-        log_sigma_C = self.squares.sub(1.0).mul_(gradient_B1).sum(0)
+        log_sigma_C = self.squares.sub(1.0).mul_(of_means_BC).sum(0)
         log_sigma_C += entropy_gradient / max(1, dimensions)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), log_sigma_C
 
@@ -172,6 +176,8 @@ def evaluate(
     continuous_BC: Tensor,
     discrete_BD: Tensor,
     masks_BK: Tensor | None,
+    *,
+    per_dimension: bool = False,
 ) -> Evaluation:
     """Log-probability and entropy of given actions, without autograd: `Evaluation.gradient` is its derivative.
 
@@ -182,26 +188,33 @@ def evaluate(
         continuous_BC: raw samples.
         discrete_BD: int64 choices.
         masks_BK: True = forbidden; None allows everything.
+        per_dimension: log-probabilities are those of each dimension and branch instead of the joint action's.
     """
     sigma_C = log_sigma_C.exp()
     noise_BC = continuous_BC.sub(head_BH[:, : actions.continuous]).div_(sigma_C)
     squares_BC = noise_BC.square()
-    log_prob_B = _gaussian_log_prob(squares_BC, log_sigma_C)
+    log_prob = (_each_log_prob if per_dimension else _gaussian_log_prob)(squares_BC, log_sigma_C)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
     branches = []
     for number, logits_Bk in enumerate(_logits(actions, head_BH, masks_BK)):
         log_p_Bk, chosen_B1 = logits_Bk.log_softmax(1), discrete_BD[:, number : number + 1]
         p_Bk = log_p_Bk.exp()
         entropy_B1 = p_Bk.mul(log_p_Bk).sum(1, keepdim=True).neg_()
-        log_prob_B += log_p_Bk.gather(1, chosen_B1).squeeze(1)
+        log_p_B1 = log_p_Bk.gather(1, chosen_B1)
+        log_prob = torch.cat((log_prob, log_p_B1), 1) if per_dimension else log_prob.add_(log_p_B1.squeeze(1))
         entropy = entropy + entropy_B1.mean()
         branches.append(Branch(log_p_Bk, p_Bk, chosen_B1, entropy_B1))
-    return Evaluation(log_prob_B, entropy, noise_BC, squares_BC, sigma_C, tuple(branches))
+    return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, tuple(branches))
 
 
 def _gaussian_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
     """[B] log-probability of mean + sigma x noise, of the squared noise."""
     return _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
+
+
+def _each_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
+    """[B, C] the same of each dimension by itself."""
+    return squares_BC.mul(-0.5).sub_(log_sigma_C).sub_(0.5 * _LOG_2PI)
 
 
 def _log_normalizer(log_sigma_C: Tensor) -> Tensor:

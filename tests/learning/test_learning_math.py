@@ -68,7 +68,7 @@ def random_rows(*shape, seed=0):
 
 def test_the_surrogate_and_its_gradient_are_those_of_the_papers_formula():
     log_prob, old, advantage = (random_rows(200, seed=seed) * 0.4 for seed in range(3))
-    objective, gradient = losses.surrogate(log_prob, old, advantage, losses.clip_limit(advantage, 0.2))
+    objective, gradient, _ = losses.surrogate(log_prob, old, advantage, losses.clip_limit(advantage, 0.2))
     log_prob.requires_grad_(True)
     ratio = (log_prob - old).exp()
     expected = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)

@@ -349,7 +349,7 @@ def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_crit
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
     acted, judged, valued = [], [], set()
-    for (rows, recalled, _), criticised in poca._minibatches(batch, prepared, found, numbers):
+    for (rows, recalled, _), criticised in poca._minibatches(prepared, found, numbers, None):
         acted.append([int(one) for one in rows.log_prob.tolist()])
         judged.append(criticised.rows.tolist())
         valued.update(criticised.moments.tolist())

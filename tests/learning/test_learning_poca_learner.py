@@ -179,12 +179,14 @@ def test_a_reward_that_is_not_finite_is_skipped_counted_and_leaves_the_weights(b
     assert fed(one, 1).update(everything=True).skipped == 0
 
 
-def test_statistics_have_ml_agents_names():
+def test_statistics_have_ml_agents_names_and_diagnostics_their_own():
     report = fed(learner()).update(everything=True)
     assert set(report.statistics) == {
         "Policy/Learning Rate", "Policy/Epsilon", "Policy/Beta", "Policy/Entropy",
         "Policy/Extrinsic Value Estimate", "Policy/Extrinsic Baseline Estimate",
         "Losses/Policy Loss", "Losses/Value Loss", "Losses/Baseline Loss",
+        "Update/Approximate KL", "Update/Clip Fraction", "Update/Explained Variance", "Update/Gradient Norm",
+        "Update/Stale Weight", "Update/Effective Sample Size",
     }  # fmt: skip
 
 

@@ -229,7 +229,8 @@ def test_a_replay_from_stored_memories_gives_the_same_values_and_the_actors_stor
     batch, actions, later = told(poca, groups[half:]), poca.actor.actions, groups[half:]
     prepared, found = estimated(poca, batch)
     targets, moments, judged = poca._targets(batch, prepared, found, 0.2), moments_of(later), set()
-    for (rows, recalled, _), part in poca._minibatches(batch, prepared, found, targets):
+    recurrence = poca._recurrence(batch, prepared)
+    for (rows, recalled, _), part in poca._minibatches(prepared, found, targets, recurrence):
         with torch.no_grad():
             values, baselines, _ = poca.networks.critic.remember(part.shown, part.remembered)
             head = poca.actor(rows.inputs, recalled.layout, recalled.actor)

@@ -1,0 +1,279 @@
+"""A run of one behavior in one process whose data have an exact lag: stepping, assembly, self-play and learner without
+their services.
+
+Iteration i collects one buffer with version v_i and trains on the buffer of iteration i - lag. The buffers wait in a
+line, as in a pipeline whose learner is always `lag` updates behind; the first `lag` iterations train nothing.
+`max_policy_lag` does not exist here: nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import yaml
+
+from pipeline.assembly.assembler import Assembler, Sizes
+from pipeline.assembly.group_assembler import GroupAssembler
+from pipeline.coordination.self_play import SelfPlay
+from pipeline.learning.learner import Learner
+from pipeline.learning.report import UpdateReport
+from pipeline.messages.matches import Assignment, Draw, one_by_one
+from pipeline.messages.service import Permit, PolicyWeights, Segments
+from pipeline.messages.simulator import Act, BehaviorActions, Step
+from pipeline.settings.behavior import BehaviorSettings
+from pipeline.settings.load import parse_settings
+from pipeline.simulation.game import Game
+from pipeline.simulation.registry import make
+from pipeline.specs import BehaviorId
+from pipeline.stepping.policies import Policies
+from pipeline.stepping.stepper import Stepper
+
+ROOT: Final = Path(__file__).parents[2]
+UNLIMITED: Final = 2**40
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is run.
+
+    Attributes:
+        config: name of a file in configs/.
+        areas: copies of the environment in the one simulator; 0 for what the file says.
+        behavior: changes to the settings of its behavior.
+        options: changes to the simulator's options.
+    """
+
+    config: str
+    areas: int = 0
+    behavior: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] | None = None
+
+    def load(self, hyperparameters: Mapping[str, Any]) -> tuple[str, BehaviorSettings, Game]:
+        """Name and settings of the behavior, and the simulator."""
+        document = yaml.safe_load((ROOT / "configs" / f"{self.config}.yaml").read_text())
+        (name, behavior), *_ = document["behaviors"].items()
+        changed = merged(merged(behavior, self.behavior or {}), {"hyperparameters": hyperparameters})
+        text = yaml.safe_dump({"behaviors": {name: changed}})
+        settings = parse_settings(text, self.config).settings.behaviors[name]
+        simulator = document["simulators"][0]
+        areas = self.areas or simulator.get("areas", 1) * simulator.get("count", 1)
+        return (
+            name,
+            settings,
+            make(simulator["name"], areas, **(simulator.get("options", {}) | dict(self.options or {}))),
+        )
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`, key by key at every depth."""
+    both = dict(base)
+    for key, value in changes.items():
+        both[key] = merged(both.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return both
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One buffer of steps.
+
+    Attributes:
+        produced: learning steps collected up to its end.
+        trained: steps that the version which acted was trained on.
+        rewards: [e] return of each episode that ended in it (of its group under `poca`).
+        report: of the update that followed; None where the line was still filling.
+        weights: that acted.
+    """
+
+    produced: int
+    trained: int
+    rewards: np.ndarray[Any, np.dtype[np.float32]]
+    report: UpdateReport | None
+    weights: PolicyWeights
+
+
+class Match:
+    """The simulator, and the policies that act in it."""
+
+    def __init__(self, name: str, settings: BehaviorSettings, game: Game, seed: int) -> None:
+        self.name = name
+        self.policies = Policies({name: settings}, seed)
+        played = {name} if settings.self_play is not None else set()
+        self.stepper = Stepper(self.policies.current, lockstep=True, self_play=played, ghosts=self.policies.ghosts)
+        self._game = game
+        self._actions: Mapping[str, BehaviorActions] = {}
+        self._frame = 0
+        self._serial = 0
+        self._seed = seed
+        self.waiting = False
+        self.stepper.connect(0, 0, game.behaviors())
+        self.spec = self.stepper.behaviors[name].spec
+
+    def act_with(self, weights: PolicyWeights) -> None:
+        """The learning team plays with newer weights."""
+        self.policies.learn(weights)
+        self.policies.build(self.name, self.spec)
+
+    def assign(self, assignment: Assignment, weights: Mapping[tuple[str, int], PolicyWeights]) -> None:
+        """Who plays whom from now on."""
+        for draw in assignment.draws:
+            for seat, number in draw.ghosts.items():
+                self.policies.hold(self.spec, weights[BehaviorId.parse(seat).name, number])
+        self.stepper.matches.assignment = assignment
+
+    def allow(self, steps: int) -> None:
+        """The learning team may produce so many more steps, at least; then its simulator waits."""
+        self._serial += 1
+        allowance = self.stepper.state()[self.name].steps + steps
+        self.stepper.permit(self.name, Permit(serial=self._serial, allowance=allowance))
+
+    def step(self) -> bool:
+        """One frame of the simulator, or the actions that it waits for; returns whether it goes on."""
+        if not self.waiting:
+            reports = self._game.step(self._actions) if self._frame else self._game.reset({}, self._seed)
+            self.stepper.receive(0, Step(sequence=self._frame, reports=tuple(reports)), float(self._frame))
+            self._frame += 1
+        wake = self.stepper.wake(float(self._frame))
+        self.waiting = not wake.acts
+        for _, answer, _, _ in wake.acts:
+            assert isinstance(answer, Act)
+            self._actions = {one.behavior: one for one in answer.actions}
+        return not self.waiting
+
+
+class ExactLag:
+    """One run.
+
+    Args:
+        experiment: what is run.
+        seed: of everything.
+        lag: updates between the version that acted and the version that is trained on the same steps.
+        hyperparameters: changes to those of the file.
+    """
+
+    def __init__(self, experiment: Experiment, seed: int, lag: int, hyperparameters: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.name, self.settings, game = experiment.load(hyperparameters)
+        self.match = Match(self.name, self.settings, game, seed)
+        self.learner = Learner(self.name, self.match.spec, self.settings, seed)
+        self._lag = lag
+        hyper = self.settings.hyperparameters
+        sizes = Sizes(
+            horizon=self.settings.time_horizon,
+            flush=hyper.buffer_size,
+            largest=UNLIMITED,
+            sequence=self.settings.network_settings.sequence_length,
+        )
+        self._grouped = self.settings.trainer_type == "poca"
+        self._groups = GroupAssembler("stepping-0.1", "assembly.1", lambda _: sizes)
+        self._single = Assembler(self.name, "stepping-0.1", "assembly.1", sizes)
+        self._line: deque[list[Segments]] = deque()
+        self._trained = {1: 0}
+        self._rules: SelfPlay | None = None
+        self._known: dict[tuple[str, int], PolicyWeights] = {}
+        if self.settings.self_play is not None:
+            own = self.settings.self_play
+            self._rules = SelfPlay({self.name: own}, {self.name: UNLIMITED}, seed=seed, places=4, lockstep=True)
+            self._rules.seats(self.name, self.match.stepper.teams[self.name])
+        self._publish()
+
+    def iterations(self) -> Iterator[Iteration]:
+        """Runs until `max_steps` are trained."""
+        produced, number = 0, 0
+        while self.learner.trained < self.settings.max_steps:
+            weights, number = self.learner.weights(), number + 1
+            trained = self.learner.trained
+            segments = self._collect(number)
+            produced += sum(len(one.rewards) for one in segments)
+            self._line.append(segments)
+            report = self._train(self._line.popleft()) if len(self._line) > self._lag else None
+            rewards = [self._returns(one) for one in segments]
+            yield Iteration(produced, trained, np.concatenate(rewards), report, weights)
+
+    def _returns(self, one: Segments) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return one.episodes.group_returns + 0.0 if self._grouped else one.episodes.returns
+
+    def _collect(self, number: int) -> list[Segments]:
+        """One buffer, all segments closed."""
+        found: list[Segments] = []
+        self.match.allow(self.settings.hyperparameters.buffer_size)
+        while self.match.step():
+            found += self._assemble()
+        found += self._assemble()
+        found += self._groups.cut(self.name, number) if self._grouped else self._single.cut(number)
+        return [one for one in found if len(one.rewards) or len(one.episodes.returns)]
+
+    def _assemble(self) -> list[Segments]:
+        parts = self.match.stepper.take_steps()
+        for part in parts:
+            if self._rules is not None:
+                self._rules.ghosts(self.name, part.ghosts)
+                if part.results is not None:
+                    for _ in self._rules.results(part.results):
+                        pass
+        if self._grouped:
+            self._groups.apply(parts)
+            return list(self._groups.flush())
+        for part in parts:
+            self._single.apply(part)
+        return list(self._single.flush())
+
+    def _train(self, segments: list[Segments]) -> UpdateReport | None:
+        for one in segments:
+            if len(one.rewards):
+                self.learner.add(one)
+        report = self.learner.update(everything=True)
+        self._publish()
+        return report
+
+    def _publish(self) -> None:
+        weights = self.learner.weights()
+        self.match.act_with(weights)
+        if self._rules is None:
+            return
+        self._known[self.name, weights.version] = weights
+        self._rules.weights(self.name, weights.version, self.learner.trained)
+        self._known = {key: one for key, one in self._known.items() if key in self._rules.wanted or one is weights}
+        if self._rules.assignment is not None:
+            self.match.assign(self._rules.assignment, self._known)
+
+
+def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, matches: int, seed: int) -> float:
+    """Points per match of a policy against another, from both sides; a draw counts half.
+
+    Args:
+        experiment: the game.
+        own: the policy that is judged.
+        other: its fixed opponent.
+        matches: played at least, from either side.
+        seed: of the simulators and of both policies' actions.
+    """
+    won: list[float] = []
+    for side in (0, 1):
+        name, settings, game = experiment.load({})
+        match = Match(name, settings, game, seed + side)
+        match.act_with(own)
+        match.allow(UNLIMITED)
+        ghosts = {seat: 1 for seat in game.behaviors() if BehaviorId.parse(seat).team != side}
+        assignment = Assignment(serial=1, draws=(Draw(number=1, team=side, ghosts=ghosts),))
+        match.assign(assignment, {(name, 1): replace(other, version=1)})
+        found: list[float] = []
+        while len(found) < matches:
+            match.step()
+            for part in match.stepper.take_steps():
+                if part.results is not None:
+                    found += [_points(one.scores, side) for one in one_by_one(part.results) if one.seats]
+        won += found
+    return float(np.mean(won))
+
+
+def _points(scores: Mapping[str, float], side: int) -> float:
+    """Points of a side: of a match of several teams, the mean over its rivals."""
+    own = next(score for seat, score in scores.items() if BehaviorId.parse(seat).team == side)
+    rivals = [score for seat, score in scores.items() if BehaviorId.parse(seat).team != side and score >= 0]
+    return float(np.mean([0.5 + 0.5 * ((own > one) - (own < one)) for one in rivals])) if rivals else own
