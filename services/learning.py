@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import anyio
 import numpy as np
@@ -30,6 +31,9 @@ from pipeline.networks.device import usable
 from pipeline.progress import ALL
 from pipeline.queues.interface import Board, ReceivingQueue, Subscription
 from pipeline.runtime import Context, cancel_at_stop, publish_metrics, spec_of
+
+LEAST_SAMPLE_SIZE: Final = 0.1
+"""Effective share of an update's steps below which their correction for staleness is called weak."""
 
 
 class Learning:
@@ -65,6 +69,7 @@ class Learning:
         self._dropped = 0
         self._said = False
         self._warned = False
+        self._weak = False
         self._team: int | None = None
 
     async def begin(self, versions_seen: int) -> None:
@@ -245,12 +250,28 @@ class Learning:
         registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
         for statistic, value in report.statistics.items():
             registry.observe_mean(statistic, value, behavior=name)
+        if report.staleness.sample_size < LEAST_SAMPLE_SIZE:
+            self._note_weak_correction(report)
         if report.skipped:
             self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
         if not self._said:
             self._say_of_groups(report)
         if report.terminated and not self._warned:
             self._warn_of_ends()
+
+    def _note_weak_correction(self, report: UpdateReport) -> None:
+        """Counts an update whose data are too old for the correction; the first of them is logged."""
+        self._context.registry.add(f"correction.weak/{self._learner.behavior}")
+        if not self._weak:
+            self._weak = True
+            self._context.log.warning(
+                "stale_correction_weak",
+                effective_sample_size=round(report.staleness.sample_size, 3),
+                lag=len(report.lags) - 1,
+                cause="the data are so old that few of their steps count; they are trained on all the same; lower "
+                "pipeline.max_policy_lag or learning_rate, or raise buffer_size",
+                notice=True,
+            )
 
     def _say_of_groups(self, report: UpdateReport) -> None:
         """Says once where algorithm and simulator do not belong together."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def line(interval: Interval) -> str:
     """One interval of one behavior; lag is mean/highest. For example, on one line.
 
-    Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  entropy 1.42
-    open 64 episodes, oldest 812 steps
+    Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  kl 0.0081
+    entropy 1.42  open 64 episodes, oldest 812 steps
     """
     parts = [interval.behavior, f"step {interval.step:,}", f"{rate(interval.steps_per_s)}/s", _reward(interval)]
     if interval.group_reward is not None:
@@ -24,6 +24,8 @@ def line(interval: Interval) -> str:
         parts.append(f"updates {interval.updates}")
     if interval.lag_mean is not None and interval.lag_max is not None:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
+    if "Update/Approximate KL" in interval.means:
+        parts.append(f"kl {short(interval.means['Update/Approximate KL'])}")
     if "Policy/Entropy" in interval.means:
         parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
     return "  ".join([*parts, *_self_play(interval.means), *_lessons(interval), _open(interval)])

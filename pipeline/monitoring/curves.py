@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANELS: Final = ("Cumulative reward", "Episode length (steps)", "Losses", "Policy lag (versions)")
+PANELS: Final = (
+    "Cumulative reward",
+    "Episode length (steps)",
+    "Losses",
+    "Policy lag (versions)",
+    "Change of policy by an update",
+    "Fit of values, weights of stale steps",
+)
+_CHANGE: Final = ("Update/Approximate KL", "Update/Clip Fraction")
+_FIT: Final = ("Update/Explained Variance", "Update/Effective Sample Size", "Update/Stale Weight")
 
 Curves = dict[str, list[Mapping[str, Any]]]
 
@@ -31,7 +41,7 @@ def lineages(records: Iterable[Mapping[str, Any]]) -> Curves:
 
 
 def picture(curves: Curves, title: str) -> bytes:
-    """A PNG of reward, episode length, losses and policy lag over steps.
+    """A PNG of reward, episode length, losses, policy lag and diagnostics of updates over steps.
 
     Args:
         curves: interval lines by behavior, as `lineages` returns them.
@@ -40,10 +50,10 @@ def picture(curves: Curves, title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = Figure(figsize=(15, 7), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
-    for panel, (axes, name) in enumerate(zip(figure.subplots(2, 2).flat, PANELS, strict=True)):
+    for panel, (axes, name) in enumerate(zip(figure.subplots(2, 3).flat, PANELS, strict=True)):
         axes.set_title(name)
         axes.set_xlabel("trained steps")
         axes.grid(alpha=0.3)
@@ -74,10 +84,15 @@ def _length(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
 
 def _losses(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
     names = sorted({name for record in line for name in record["means"] if name.startswith("Losses/")})
+    _means(names, axes, behavior, line)
+
+
+def _means(names: Sequence[str], axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
+    """One curve for each mean that intervals have."""
     for name in names:
-        told = [record for record in line if name in record["means"]]
-        label = f"{behavior}: {name.removeprefix('Losses/')}"
-        _draw(axes, label, [record["step"] for record in told], [record["means"][name] for record in told])
+        known = [record for record in line if name in record["means"]]
+        label = f"{behavior}: {name.partition('/')[2]}"
+        _draw(axes, label, [record["step"] for record in known], [record["means"][name] for record in known])
 
 
 def _lag(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
@@ -92,4 +107,4 @@ def _draw(axes: Axes, label: str, steps: list[int], values: list[float]) -> None
         axes.plot(steps, values, label=label.lstrip("_") or label, marker="." if len(steps) < 50 else "")
 
 
-_PAINTERS: Final = (_reward, _length, _losses, _lag)
+_PAINTERS: Final = (_reward, _length, _losses, _lag, partial(_means, _CHANGE), partial(_means, _FIT))

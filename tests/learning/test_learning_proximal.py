@@ -1,0 +1,294 @@
+"""The correction for stale data, against a twin that acts every row again by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import recurrent_helpers as recurrent
+import torch
+from group_helpers import LENGTH, batch_of
+from group_helpers import learning as group_learning
+from group_lives import PLAIN, World, specs_of
+from learning_helpers import segments, small_settings
+from torch.distributions import Categorical, Normal
+
+from pipeline.learning import poca, ppo, proximal
+from pipeline.learning.learner import Learner
+from pipeline.learning.report import diagnostics
+from pipeline.learning.rows import policy_loss
+from pipeline.networks import distributions
+from pipeline.networks.recurrent import Layout
+from pipeline.networks.weights import to_arrays
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+
+KINDS = {
+    "continuous": ActionSpec(continuous=2),
+    "discrete": ActionSpec(discrete=(3, 2)),
+    "hybrid": ActionSpec(continuous=2, discrete=(3, 2)),
+}
+ACTIONS = pytest.mark.parametrize("actions", KINDS.values(), ids=KINDS)
+
+
+def plain(actions=KINDS["hybrid"], **changes):
+    """A small learner's algorithm."""
+    spec = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(3,)),), actions=actions)
+    return Learner("Test", spec, small_settings(**changes), 0)._algorithm, spec
+
+
+def batch_for(algorithm, spec, versions=0):
+    """64 rows that the algorithm's actor has acted."""
+    learner = Learner("Test", spec, small_settings(), 1)
+    learner.add(segments([32, 20, 12], spec=spec, versions=versions))
+    batch = learner._buffer.take_all()
+    acted = algorithm.actor.frozen().act(batch.observations, None, torch.Generator().manual_seed(3))
+    return replace(batch, **dict(zip(("continuous", "discrete", "log_probs"), acted, strict=True)))
+
+
+def move(algorithm, by=0.1):
+    """The actor is another policy now, as after an update."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in algorithm.actor.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=by)
+
+
+def mixed(batch, now=1):
+    """The same rows, every third of the present version."""
+    versions = np.where(np.arange(batch.steps) % 3 == 0, now, now - 1).astype(np.int64)
+    return replace(batch, versions=versions)
+
+
+def by_torch(actions, head, log_sigma, row):
+    """Log-probability of each part of one action."""
+    c = actions.continuous
+    parts = list(Normal(head[:c], log_sigma.exp()).log_prob(row.continuous))
+    logits = head[c : c + actions.mask_size]
+    if row.masks is not None:
+        logits = logits.masked_fill(row.masks, -1e8)
+    branches = logits.split(list(actions.discrete)) if actions.discrete else ()
+    parts += [Categorical(logits=part).log_prob(one) for part, one in zip(branches, row.discrete, strict=True)]
+    return torch.stack(parts)
+
+
+def twin(algorithm, rows, batch):
+    """[R, P] of the present actor, row by row, from the stored memories."""
+    actor, found = algorithm.actor, []
+    memory = None
+    starts = {}
+    if actor.recurrent is not None:
+        begins = np.cumsum(batch.lengths) - batch.lengths
+        at = [b + k for b, n in zip(begins, batch.lengths, strict=True) for k in range(0, n, recurrent.LENGTH)]
+        starts = dict(zip(at, torch.from_numpy(batch.carried[:, : recurrent.MEMORY]), strict=True))
+    for row in range(len(rows.log_prob)):
+        one = rows.at(torch.tensor([row]))
+        memory = starts[row][None] if row in starts else memory
+        if memory is None:
+            head = actor(one.inputs)
+        else:
+            head, memory = actor.recurrent.run(actor.encoder(one.inputs), Layout(np.array([1])), memory)
+        single = one._replace(
+            continuous=one.continuous[0], discrete=one.discrete[0], masks=None if one.masks is None else one.masks[0]
+        )
+        found.append(by_torch(actor.actions, head[0], actor.log_sigma, single).detach())
+    return torch.stack(found)
+
+
+@pytest.fixture
+def corrections(monkeypatch):
+    """What updates ask of the correction, and what they get."""
+    seen, real = [], proximal.correct
+
+    def correct(actor, rows, *others, **options):
+        out = real(actor, rows, *others, **options)
+        seen.append((rows, *out))
+        return out
+
+    monkeypatch.setattr(ppo, "correct", correct)
+    monkeypatch.setattr(poca, "correct", correct)
+    return seen
+
+
+def check(algorithm, batch, before, after, staleness, *, per_dimension=False):
+    """Each row against the formulas."""
+    stale = torch.from_numpy(batch.versions == 0)
+    parts = twin(algorithm, before, batch)
+    joint = parts.sum(1)
+    weight = torch.where(stale, (joint - before.log_prob).exp().clamp(max=2.0), torch.ones(()))
+    assert (weight[stale] == 2).any(), "some weights reach the cap"
+    expected = parts if per_dimension else torch.where(stale, joint, before.log_prob)
+    torch.testing.assert_close(after.log_prob, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.advantage, before.advantage * weight, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(after.limit, after.advantage + 0.2 * after.advantage.abs())
+    if not per_dimension:
+        assert torch.equal(after.log_prob[~stale], before.log_prob[~stale]), "to the bit"
+    assert torch.equal(after.advantage[~stale], before.advantage[~stale]), "to the bit"
+    assert torch.equal(after.returns, before.returns), "values are not corrected"
+    assert staleness.weight == pytest.approx(weight.mean().item(), rel=1e-3)
+    share = weight.sum() ** 2 / weight.square().sum() / len(weight)
+    assert staleness.sample_size == pytest.approx(share.item(), rel=1e-3)
+    assert 0.1 < staleness.sample_size < 1
+
+
+@ACTIONS
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("ratio", ["joint", "per_dimension"])
+def test_stale_rows_get_the_log_probability_of_the_actor_at_the_start_of_the_update(
+    actions, shared, ratio, corrections, monkeypatch
+):
+    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)  # the rows go through in several chunks
+    algorithm, spec = plain(actions, shared_critic=shared, ratio=ratio)
+    batch = mixed(batch_for(algorithm, spec))
+    move(algorithm, 0.3)
+    monkeypatch.setattr(algorithm, "_step", lambda *_: None)  # the actor stays what it is at the start
+    algorithm.update(batch, 1, 0)
+    check(algorithm, batch, *corrections[0], per_dimension=ratio == "per_dimension")
+
+
+@pytest.mark.parametrize("variant", ["memory", "shared_previous"])
+def test_actors_that_remember_act_again_from_the_stored_memories(variant, corrections, monkeypatch):
+    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)
+    algorithm = recurrent.learning(**recurrent.VARIANTS[variant])
+    batch = mixed(recurrent.played(algorithm, recurrent.FIRST))
+    move(algorithm, 0.8)
+    monkeypatch.setattr(algorithm, "_step", lambda *_: None)
+    algorithm.update(batch, 1, 0)
+    check(algorithm, batch, *corrections[0])
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_decisions_of_groups_are_corrected_each_by_itself(memory, corrections, monkeypatch):
+    """Where the policy has not changed, what acted again is what was stored, and no weight differs from 1."""
+    specs = specs_of(PLAIN, 1)
+    algorithm = group_learning(specs, memory=memory)
+    groups = World(specs, algorithm.actor, 0).groups(5, horizon=5)
+    batch = mixed(batch_of(groups, specs, length=LENGTH if memory else 0))
+    monkeypatch.setattr(algorithm, "_step", lambda *_: None)
+    algorithm.update(batch, 1, 0)
+    ((before, after, staleness),) = corrections
+    torch.testing.assert_close(after.log_prob, before.log_prob, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.advantage, before.advantage, rtol=1e-3, atol=1e-3)
+    assert staleness.sample_size == pytest.approx(1, abs=1e-4)
+    corrections.clear()
+    move(algorithm, 0.5)
+    algorithm.update(batch, 1, 0)
+    ((before, after, staleness),) = corrections
+    stale = torch.from_numpy(batch.versions == 0)
+    weight = torch.where(stale, (after.log_prob - before.log_prob).exp().clamp(max=2.0), torch.ones(()))
+    assert (after.log_prob - before.log_prob)[stale].abs().min() > 0
+    assert torch.equal(after.log_prob[~stale], before.log_prob[~stale])
+    torch.testing.assert_close(after.advantage, before.advantage * weight, rtol=1e-3, atol=1e-3)
+    assert staleness.weight == pytest.approx(weight.mean().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_without_stale_rows_the_correction_changes_no_bit(memory):
+    weights = []
+    for decoupled in (False, True):
+        if memory:
+            algorithm = recurrent.learning(decoupled_objective=decoupled)
+            batch = recurrent.played(algorithm, recurrent.FIRST)
+        else:
+            algorithm, spec = plain(decoupled_objective=decoupled)
+            batch = batch_for(algorithm, spec)
+        report = algorithm.update(batch, 0, 0)
+        assert report.staleness == (1.0, 1.0)
+        weights.append(to_arrays(algorithm.modules))
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(array, weights[1][name])
+
+
+def test_the_setting_switches_the_correction_off():
+    after = {}
+    for decoupled in (False, True):
+        for version in (0, 1):
+            algorithm, spec = plain(decoupled_objective=decoupled)
+            batch = batch_for(algorithm, spec)
+            move(algorithm)
+            report = algorithm.update(batch, version, 0)
+            after[decoupled, version] = algorithm.optimizer.parameters.flat.detach().clone()
+            assert (report.staleness.sample_size < 1) == (decoupled and version == 1)
+    assert torch.equal(after[False, 0], after[False, 1])
+    assert torch.equal(after[False, 0], after[True, 0])
+    assert not torch.equal(after[True, 0], after[True, 1])
+
+
+@ACTIONS
+def test_the_gradient_of_each_parts_own_ratio_is_autograds(actions):
+    """The mean over parts of each part's clipped surrogate; the bonus is not multiplied by their number."""
+    algorithm, spec = plain(actions, ratio="per_dimension")
+    batch = batch_for(algorithm, spec)
+    prepared = algorithm.networks.prepare(batch)
+    rows = algorithm._rows(batch, prepared, algorithm.networks.estimate(prepared, batch), 0.2)
+    rows, _ = proximal.correct(algorithm.actor, rows, batch.versions < 0, None, 0.2, decoupled=True, per_dimension=True)
+    move(algorithm, 0.3)
+    actor, beta = algorithm.actor, 0.3
+    head = actor(rows.inputs).detach().requires_grad_(True)
+    log_sigma = actor.log_sigma.detach().clone().requires_grad_(True)
+    log_prob = torch.stack(
+        [
+            by_torch(actions, head[at], log_sigma, rows._replace(continuous=rows.continuous[at], discrete=one))
+            for at, one in enumerate(rows.discrete)
+        ]
+    )
+    ratio, advantage = (log_prob - rows.log_prob).exp(), rows.advantage[:, None]
+    objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    normal = Normal(head[:, : actions.continuous], log_sigma.exp())
+    entropy = normal.entropy().mean(1).mean() if actions.continuous else torch.zeros(())
+    logits = head[:, actions.continuous :]
+    for branch in logits.split(list(actions.discrete), 1) if actions.discrete else ():
+        entropy = entropy + Categorical(logits=branch).entropy().mean()
+    (-objective.mean() - beta * entropy).backward()
+    with torch.no_grad():
+        found = policy_loss(actor, head, rows, beta)
+    torch.testing.assert_close(found.objective, objective.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.to_head, head.grad, rtol=1e-3, atol=1e-5)
+    if actions.continuous:
+        torch.testing.assert_close(found.to_log_sigma, log_sigma.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_of_an_action_of_one_part_both_ratios_are_the_same():
+    after = []
+    for ratio in ("joint", "per_dimension"):
+        algorithm, spec = plain(ActionSpec(continuous=1), ratio=ratio, num_epoch=1)
+        batch = batch_for(algorithm, spec)
+        algorithm.update(batch, 1, 0)
+        after.append(algorithm.optimizer.parameters.flat.detach().clone())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-3, atol=1e-5)
+
+
+def test_each_parts_log_probability_adds_up_to_the_joint_one():
+    algorithm, spec = plain()
+    batch = batch_for(algorithm, spec)
+    head = algorithm.actor(algorithm.networks.prepare(batch).inputs).detach()
+    done = (torch.from_numpy(batch.continuous), torch.from_numpy(batch.discrete).long(), None)
+    joint, each = (
+        distributions.evaluate(spec.actions, head, algorithm.actor.log_sigma.detach(), *done, per_dimension=one)
+        for one in (False, True)
+    )
+    torch.testing.assert_close(each.log_prob.sum(1), joint.log_prob)
+
+
+# ---------------------------------------------------------------- diagnostics
+
+
+def test_diagnostics_follow_their_formulas():
+    ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
+    taken = [
+        {"log_ratio": ratios[:2].log(), "gradient_norm": torch.tensor(1.0)},
+        {"log_ratio": ratios[2:].log(), "gradient_norm": torch.tensor(3.0)},
+    ]
+    targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)
+    found = diagnostics(taken, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))
+    assert found["Update/Approximate KL"] == pytest.approx((ratios - 1 - ratios.log()).mean().item(), rel=1e-5)
+    assert found["Update/Clip Fraction"] == 0.5
+    assert found["Update/Gradient Norm"] == 2.0
+    assert found["Update/Explained Variance"] == pytest.approx(1 - np.var([0, 1, 0]) / np.var([1, 2, 4]))
+    assert (found["Update/Stale Weight"], found["Update/Effective Sample Size"]) == (0.9, 0.7)
+
+
+def test_diagnostics_without_a_minibatch_or_a_spread_of_returns_say_nothing_of_them():
+    still = np.ones((3, 1), np.float32)
+    found = diagnostics([], still, still, 0.2, proximal.NONE_STALE)
+    assert set(found) == {"Update/Stale Weight", "Update/Effective Sample Size"}
