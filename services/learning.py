@@ -276,11 +276,12 @@ class Learning:
     def _say_of_groups(self, report: UpdateReport) -> None:
         """Says once where algorithm and simulator do not belong together."""
         grouped = self._behavior.trainer_type == "poca"
-        if report.group_rewards and not grouped:
+        if report.group_rewards and not grouped and self._behavior.reward_signals.extrinsic is not None:
             self._said = True
-            self._context.log.warning(
-                "group_rewards_ignored",
-                cause="trainer_type ppo learns from an agent's own reward only; poca learns from the group's",
+            self._context.log.info(
+                "group_rewards_added",
+                cause="trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
+                "also with what the group earns after their end",
                 notice=True,
             )
         if grouped:

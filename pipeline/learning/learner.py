@@ -211,8 +211,7 @@ class Learner:
         self._buffer.add(record)
         episodes = record.episodes
         if len(episodes.returns):
-            grouped = self.settings.trainer_type == "poca"
-            self._episode_returns.append(episodes.returns + episodes.shared_returns if grouped else episodes.returns)
+            self._episode_returns.append(episodes.returns + episodes.shared_returns)
 
     def drop_stale(self, max_lag: int) -> int:
         """Drops segments whose newest row is older than `max_lag` versions, but never what an update would wait for.

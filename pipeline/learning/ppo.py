@@ -145,7 +145,7 @@ class PPO:
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
         values, next_values = found.values, found.next_values
-        rewards = self.signals.begin(batch.rewards, lambda: self._shown(batch))
+        rewards = self.signals.begin(batch.rewards + batch.group_rewards, lambda: self._shown(batch))
         begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.lives, batch.ended)]
         for head, name in enumerate(self.signals.settings):
             beginning = self._beginnings.value(name, values[begins_R, head])

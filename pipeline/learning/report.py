@@ -39,7 +39,7 @@ class UpdateReport:
         minibatches: tried.
         skipped: of these, left out because the loss or gradient was not finite.
         lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
-        group_rewards: some group reward was not 0; PPO does not learn from them.
+        group_rewards: some group reward was not 0.
         groups: some agents shared a group.
         terminated: some episode ended by itself.
         staleness: how far the correction for stale data reached.

@@ -5,7 +5,7 @@ A validator's message names the keys that take part, so that a loader can point 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -34,8 +34,9 @@ class Hyperparameters(_Model):
         num_epoch: passes over the buffer in an update.
         shared_critic: actor and critic share one body.
         learning_rate_schedule: `linear` falls to 1e-10 over `max_steps`.
-        beta_schedule: `linear` falls to 1e-5 over `max_steps`.
-        epsilon_schedule: `linear` falls to 0.1 over `max_steps`.
+        beta_schedule: `linear` falls to 1e-5 over `max_steps`; not written, it is the written `learning_rate_schedule`.
+        epsilon_schedule: `linear` falls to 0.1 over `max_steps`; not written, it is the written
+            `learning_rate_schedule`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
         decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
         ratio: `joint` clips the probability ratio of the whole action; `per_dimension` clips that of each continuous
@@ -56,6 +57,14 @@ class Hyperparameters(_Model):
     clip_value_loss: bool = False
     decoupled_objective: bool = True
     ratio: Literal["joint", "per_dimension"] = "joint"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schedules_follow(cls, data: Any) -> Any:
+        schedule = data.get("learning_rate_schedule") if isinstance(data, dict) else None
+        if schedule in get_args(Schedule):
+            return {"beta_schedule": schedule, "epsilon_schedule": schedule, **data}
+        return data
 
     @model_validator(mode="after")
     def _minibatch_fits(self) -> Hyperparameters:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.settings.conflicts import Conflicts
+from pipeline.settings.conflicts import Conflict, Conflicts
 from pipeline.settings.document import Entry
 from pipeline.settings.known import homes, known_keys
 from pipeline.settings.model import Settings
@@ -77,6 +77,12 @@ def validate_defaults(defaults: Entry) -> list[Problem]:
     """What is wrong with `default_settings` by itself, also where every behavior says otherwise, or adds something."""
     behaviors = Entry(value={"default_settings": defaults}, place=defaults.place, text="a mapping")
     return validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))[1]
+
+
+def located(root: Entry, conflict: Conflict) -> Problem:
+    """A conflict at the first of its keys that is written."""
+    written = (found for found, way in map(partial(_descend, root), conflict.paths) if way in conflict.paths)
+    return Problem(place=next(written, root).place, text=conflict.text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,10 +152,7 @@ def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterato
     """What a validator of a key, of a model or of the whole file refused."""
     if isinstance(error, Conflicts):
         for conflict in error.found:
-            at = next(
-                (found for found, way in map(partial(_descend, root), conflict.paths) if way in conflict.paths), root
-            )
-            yield _Finding(problem=Problem(place=at.place, text=conflict.text), blame=(), involves=conflict.paths)
+            yield _Finding(problem=located(root, conflict), blame=(), involves=conflict.paths)
         return
     text = str(error)
     keys = dict.fromkeys([*known_keys(path), *entry.mapping])

@@ -9,7 +9,8 @@ from typing import Final
 
 from pipeline.errors import SettingsError
 from pipeline.settings.document import MOST_BYTES, Entry, parse
-from pipeline.settings.explain import validate, validate_defaults
+from pipeline.settings.explain import located, validate, validate_defaults
+from pipeline.settings.ignored import ignored
 from pipeline.settings.model import Settings
 from pipeline.settings.normal import Overrides, normalise
 from pipeline.settings.problems import Problem, refuse
@@ -26,7 +27,7 @@ class Loaded:
 
     Attributes:
         settings: the settings.
-        notices: old names that were accepted, each with its line.
+        notices: old names that were accepted and keys that are ignored, each with its line.
     """
 
     settings: Settings
@@ -47,7 +48,7 @@ def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
 
 
 def read(path: FilePath | str, overrides: Overrides | None = None) -> Loaded:
-    """As `load`, with notices about what was accepted under an old name."""
+    """As `load`, with notices about what is accepted under an old name, and what is ignored."""
     file = str(path)
     return parse_settings(_text(FilePath(path)), file, overrides)
 
@@ -72,7 +73,8 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
     problems += [problem for problem in wrong if problem.alone]
     if settings is None or problems:
         raise refuse(file, problems)
-    return Loaded(settings=settings, notices=tuple(map(str, notices)))
+    notices += [located(root, conflict) for conflict in ignored(settings)]
+    return Loaded(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))))
 
 
 def _text(path: FilePath) -> str:

@@ -63,6 +63,8 @@ def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Pro
     notices = [notice for entry in (defaults, *behaviors.values()) if entry for notice in _old_names(entry)]
     notices += _renamed(_section(top, "checkpoint_settings"), "load_model", "resume", "the old name")
     notices += _renamed(_section(top, "pipeline"), "stall_timeout", "stall_timeout_s", "another name")
+    if defaults is not None:
+        _complete(defaults)
     for name, behavior in behaviors.items():
         own = replace(behavior, value={}) if behavior.value is None else behavior
         behaviors[name] = own if defaults is None else _merged(defaults, own)
@@ -102,6 +104,27 @@ def _renamed(section: dict[str, Entry], name: str, now: str, kind: str) -> Itera
     if name in section and now not in section:
         other = section[now] = section.pop(name)
         yield Problem(place=other.place, text=f"accepted as {kind} of {now}")
+
+
+def _complete(defaults: Entry) -> None:
+    """Writes into `default_settings` what follows from other keys of theirs, or is there unless it is written.
+
+    ML-Agents fills them in before a behavior adds to them, so that what follows there follows for every behavior.
+    """
+    defaults.mapping.setdefault("reward_signals", _implied(defaults, {"extrinsic": _implied(defaults, {})}))
+    hyperparameters = defaults.mapping.setdefault("hyperparameters", _implied(defaults, {}))
+    schedule = hyperparameters.child("learning_rate_schedule") or _implied(hyperparameters, "linear")
+    for name in ("beta_schedule", "epsilon_schedule"):
+        hyperparameters.mapping.setdefault(name, schedule)
+    self_play = _section(defaults.mapping, "self_play")
+    save_steps = self_play.get("save_steps")
+    if save_steps is not None and type(save_steps.value) is int and save_steps.value > 0:
+        self_play.setdefault("team_change", _implied(save_steps, 5 * save_steps.value))
+
+
+def _implied(source: Entry, value: Any) -> Entry:
+    """What follows from an entry and stands in its place."""
+    return Entry(value=value, place=source.place, text="a mapping" if isinstance(value, dict) else repr(value))
 
 
 def _merged(defaults: Entry, own: Entry) -> Entry:

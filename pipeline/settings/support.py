@@ -13,7 +13,6 @@ from pipeline.networks.limits import Unsupported
 from pipeline.networks.settings import NetworkSettings
 from pipeline.settings.hosts import main, place
 from pipeline.settings.model import Settings
-from pipeline.settings.parameters import Curriculum
 from pipeline.simulation.unity_build import find_build
 
 _BY_HAND: Final = {
@@ -53,10 +52,6 @@ def without_effect(settings: Settings) -> list[str]:
                 f"{section}.network_settings.memory.sequence_length {memory.sequence_length}: "
                 f"sequences end with their segment, after time_horizon {behavior.time_horizon}"
             )
-    for name, parameter in settings.environment_parameters.items():
-        last = parameter.curriculum[-1] if isinstance(parameter, Curriculum) else None
-        if last is not None and last.completion_criteria is not None:
-            lines.append(f"environment_parameters.{name}: completion_criteria of the last lesson {last.name!r}")
     return lines
 
 

@@ -44,7 +44,6 @@ class Rooms:
         areas: corridors side by side.
         members: of each group, 2 or more.
         behavior: name of the behavior.
-        own_rewards: give every member that is there the group's reward as its own too, for trainers that know no group.
 
     Raises:
         SettingsError: fewer than 2 members.
@@ -52,11 +51,10 @@ class Rooms:
 
     name = "rooms"
 
-    def __init__(self, areas: int = 1, members: int = 2, behavior: str = "Rooms", own_rewards: bool = False) -> None:
+    def __init__(self, areas: int = 1, members: int = 2, behavior: str = "Rooms") -> None:
         if members < 2:
             raise SettingsError(f"got {members} members; expected 2 or more: one opens, another goes; correct members")
         self._id = str(BehaviorId(name=behavior))
-        self._own_rewards = own_rewards
         self._random = np.random.default_rng()
         self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
         self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(areas, members)
@@ -101,21 +99,18 @@ class Rooms:
                 self._agents[ended],
                 seen[ended],
                 interrupted=(~won[:, None] & ~held)[ended],
-                **self._earned(rewards[ended]),
+                group_rewards=rewards[ended],
             )
             self._restart(np.flatnonzero(over))
             seen = self._observe()
         earned = np.where(over[:, None], np.float32(0), rewards)[self._here]
         following = decisions(
-            self._agents[self._here], seen[self._here], groups=self._groups[self._here], **self._earned(earned)
+            self._agents[self._here], seen[self._here], groups=self._groups[self._here], group_rewards=earned
         )
         return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
 
     def close(self) -> None:
         """Holds nothing."""
-
-    def _earned(self, rewards: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        return {"group_rewards": rewards} | ({"rewards": rewards} if self._own_rewards else {})
 
     def _hold(self) -> NDArray[np.bool_]:
         """[areas, members] Who has just taken the button, and is gone now."""

@@ -16,7 +16,7 @@ spread-groups, spread-ppo   the same in lockstep for 1,000,000 steps, with MA-PO
           above -17, PPO, a control, below it. Only where named.
 rooms     one member has to end itself before the others can earn: mean return of the group in the last interval,
           MA-POCA above 0.87 (90 % of the best possible 0.964) within 100,000 steps.
-rooms-ppo the same with PPO, every member getting the group's reward as its own: below 0.43, which is less than half.
+rooms-ppo the same with PPO, a control: below 0.43, which is less than half.
 goals, goals-discrete   the goal game for groups of two, lockstep: above 0.9 within 3,000.
 goals-mixed   the same with a behavior for each member: above 0.9 within 3,000 for each.
 crowd     20 members that come and go: mean return of the group above 12; a random policy has 2.9.
@@ -128,9 +128,8 @@ def goals_discrete(plain: dict[str, Any]) -> None:
 
 
 def alone(plain: dict[str, Any]) -> None:
-    """PPO, from the group's reward as everybody's own."""
+    """PPO, which adds the group's reward to each member's own."""
     plain["behaviors"]["Rooms"]["trainer_type"] = "ppo"
-    plain["simulators"][0]["options"]["own_rewards"] = True
 
 
 TASKS = {

@@ -15,6 +15,7 @@ from pipeline.learning.settings import (
     ExtrinsicSettings,
     Hyperparameters,
     RewardSignals,
+    RndSettings,
     TrainerSettings,
 )
 from pipeline.messages.service import Episodes
@@ -126,20 +127,37 @@ def test_the_report_counts_what_was_done():
     assert (one.version, one.updates, one.trained) == (6, 1, 64)
 
 
-def test_group_rewards_are_seen_and_not_learned_from():
-    plain, group = fed(learner()), fed(learner(), group_rewards=np.ones(64, np.float32))
-    plain.update()
-    assert group.update().group_rewards
-    assert group.weights_sha256 == plain.weights_sha256
+def test_group_rewards_are_added_to_an_agents_own():
+    own, group = np.random.default_rng(3).standard_normal((2, 64), np.float32)
+    plain, summed = fed(learner(), rewards=own), fed(learner(), rewards=own + group)
+    both = fed(learner(), rewards=own, group_rewards=group)
+    assert not plain.update().group_rewards
+    assert not summed.update().group_rewards
+    assert both.update().group_rewards
+    assert both.weights_sha256 == summed.weights_sha256 != plain.weights_sha256
+
+
+def test_group_rewards_count_for_the_extrinsic_signal_only():
+    """A learner of another signal alone trains as if there were none."""
+    settings = small_settings().model_copy(update={"reward_signals": RewardSignals(rnd=RndSettings())})
+    one, other = (Learner("Test", HYBRID, settings, 0) for _ in range(2))
+    fed(one).update()
+    fed(other, group_rewards=np.ones(64, np.float32)).update()
+    assert one.weights_sha256 == other.weights_sha256
 
 
 def test_episode_returns_since_the_last_update_are_reported_once():
     one = learner()
     none = np.zeros(0, np.float32)
     episodes = Episodes(
-        returns=np.float32([1, 3]), lengths=np.int32([4, 4]), group_returns=none, teams=np.int32([0, 0]), outcomes=none
+        returns=np.float32([1, 3]),
+        lengths=np.int32([4, 4]),
+        group_returns=none,
+        teams=np.int32([0, 0]),
+        outcomes=none,
+        shared_returns=np.float32([0.5, 1.5]),
     )
-    assert fed(one, episodes=episodes).update().statistics["Policy/Extrinsic Reward"] == 2.0
+    assert fed(one, episodes=episodes).update().statistics["Policy/Extrinsic Reward"] == 3.0
     assert "Policy/Extrinsic Reward" not in fed(one).update().statistics
 
 

@@ -37,7 +37,8 @@ BEHAVIOR = """
     hyperparameters: {{batch_size: 16, buffer_size: {buffer_size}, num_epoch: 1}}
     network_settings: {{hidden_units: 8, num_layers: 1{network}}}
     max_steps: {max_steps}
-    time_horizon: {horizon}"""
+    time_horizon: {horizon}
+    reward_signals: {signals}"""
 CONFIG = """
 behaviors: {behaviors}
 pipeline: {{mode: {mode}, recovery_interval: 1, address: "unix:///nowhere"}}
@@ -295,7 +296,7 @@ class Graph:
 def settings_text(**values: Any) -> str:
     """A small configuration, of the behavior "Goal" or of those that are named."""
     defaults = {"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", "trainer": "ppo"}
-    values = {**defaults, "names": ("Goal",), **values}
+    values = {**defaults, "signals": "{extrinsic: {}}", "names": ("Goal",), **values}
     behaviors = "".join(BEHAVIOR.format(name=name, **values) for name in values["names"])
     return CONFIG.format(behaviors=behaviors, **values)
 

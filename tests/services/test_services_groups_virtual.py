@@ -221,8 +221,14 @@ async def test_a_simulator_that_comes_back_changes_no_books(
     ("game", "values", "said"),
     [
         pytest.param(Goal(areas=4), POCA, "no_groups", id="poca without groups"),
-        pytest.param(Crowd(members=MEMBERS), {"names": ("Crowd",)}, "group_rewards_ignored", id="ppo with groups"),
+        pytest.param(Crowd(members=MEMBERS), {"names": ("Crowd",)}, "group_rewards_added", id="ppo with groups"),
         pytest.param(Crowd(members=MEMBERS), CROWD, None, id="poca with groups"),
+        pytest.param(
+            Crowd(members=MEMBERS),
+            {"names": ("Crowd",), "signals": "{rnd: {}}"},
+            None,
+            id="ppo with groups and without the extrinsic signal",
+        ),
         pytest.param(Goal(areas=4), {}, None, id="ppo without groups"),
     ],
 )
@@ -233,5 +239,5 @@ async def test_what_does_not_belong_together_trains_and_is_said_once(
         graph = await run(tmp_path, [game], **values)
     (name,) = graph.names
     assert balanced(graph, name)["trained"] >= STEPS
-    events = [entry["event"] for entry in logs if entry["event"] in ("no_groups", "group_rewards_ignored")]
+    events = [entry["event"] for entry in logs if entry["event"] in ("no_groups", "group_rewards_added")]
     assert events == ([] if said is None else [said])

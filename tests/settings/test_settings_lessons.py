@@ -77,8 +77,11 @@ def test_ml_agents_word_for_a_rating_is_understood(word: str) -> None:
     assert criterion.measure == "rating"
 
 
-def test_criteria_of_the_last_lesson_are_accepted_and_said_to_have_no_effect() -> None:
+def test_criteria_of_the_last_lesson_are_accepted_and_said_to_be_ignored() -> None:
     last = "- highest: {value: 9, completion_criteria: {behavior: Bo, threshold: 1}}"
-    settings = loaded(TEXT.replace("- highest: {value: 9}", last)).settings
-    lines = [line for line in without_effect(settings) if "environment_parameters" in line]
-    assert lines == ["environment_parameters.wall: completion_criteria of the last lesson 'highest'"]
+    (notice,) = loaded(TEXT.replace("- highest: {value: 9}", last)).notices
+    assert notice == (
+        "run.yaml:17: environment_parameters.wall.curriculum[2].highest.completion_criteria: got completion_criteria "
+        "for the last lesson 'highest'; expected none, because they are ignored: no lesson follows; remove them, or "
+        "add a lesson"
+    )

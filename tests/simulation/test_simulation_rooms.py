@@ -163,19 +163,6 @@ def test_what_a_member_sees_of_itself_and_the_others() -> None:
     np.testing.assert_allclose(last.observations[0][0], expected, rtol=1e-6)
 
 
-def test_own_rewards_are_those_of_the_group() -> None:
-    """For comparing with learners that know no groups: the same reward, to whoever is there."""
-    game, other = Rooms(own_rewards=True), Rooms()
-    (one,), (two,) = game.reset({}, 3), other.reset({}, 3)
-    for first, second in zip(walk(game, one, {0: 0, 1: 2}, 12), walk(other, two, {0: 0, 1: 2}, 12), strict=True):
-        assert first.decisions is not None
-        assert second.decisions is not None
-        np.testing.assert_array_equal(first.decisions.rewards, first.decisions.group_rewards)
-        np.testing.assert_array_equal(first.decisions.rewards, second.decisions.group_rewards)
-        if first.ends is not None and second.ends is not None:
-            np.testing.assert_array_equal(first.ends.rewards, second.ends.group_rewards)
-
-
 def test_one_member_is_too_few() -> None:
     with pytest.raises(SettingsError, match="expected 2 or more"):
         Rooms(1, 1)

@@ -111,7 +111,7 @@ class Signals:
         """[r] Rewards of a batch by signal, times its strength.
 
         Args:
-            extrinsic: the simulator's own rewards.
+            extrinsic: the simulator's rewards, those of an agent's group included.
             steps: makes what the networks are shown; called only where there are any.
         """
         found: dict[str, Floats] = {}
