@@ -2,13 +2,13 @@
 
 forced  Each game learns in one process from data of an exact lag of 0, 1, 2, 4 and 8 versions (`exact_lag`), so that
         nothing but the age of the data differs. The score of a run is the area under its learning curve, over steps
-        trained, between the reward of a random policy (0) and that of lag 0 at the end (1, mean over seeds). The policy
-        of the self-play game is judged by its points against a fixed opponent instead: one that lag 0 has trained. Prints
-        each game's mean score, and for PPO, for MA-POCA and for all games the interquartile mean over runs with a 95 %
-        interval, bootstrapped within games (Agarwal et al. 2021, arXiv 2108.13264, section 4.2), relative to lag 0.
+        trained, between the reward of a random policy (0) and that of lag 0 at the end (1, mean over seeds). The
+        policy of the self-play game is judged by its points against a fixed opponent, which lag 0 has trained. Prints
+        each game's mean score; and for PPO, for MA-POCA and for all games the interquartile mean over runs relative to
+        lag 0 with a 95 % interval, bootstrapped within games (Agarwal et al. 2021, arXiv 2108.13264, section 4.2).
         --set KEY=VALUE changes a hyperparameter: `--set decoupled_objective=false` is PPO without the correction.
-whole   Whole runs of `balance` with 64 agents, overlap and lockstep in turn: steps and wall-clock seconds until the mean
-        return of the last 12,000 steps is above 90. Needs a quiet machine.
+whole   Whole runs of `balance` with 64 agents, overlap and lockstep in turn: steps and wall-clock seconds until the
+        mean return of the last 12,000 steps is above 90. Needs a quiet machine.
 
 Exit status 1 if the midpoint of an interval is more than 5 % (lag 1), 10 % (lag 2) or 20 % (lag 4) below lag 0.
 """
@@ -178,8 +178,8 @@ def forced(games: Sequence[str], seeds: Sequence[int], jobs: int, changes: Mappi
             missed = lag in ALLOWED and middle < 1 - ALLOWED[lag]
             good &= not missed
             print(
-                f"{group:8} lag {lag} / lag 0: {ratio:.3f}  95 % interval {low:.3f} to {high:.3f}, midpoint {middle:.3f}"
-                + (f"  MISSED (>= {1 - ALLOWED[lag]:.2f})" if missed else "")
+                f"{group:8} lag {lag} / lag 0: {ratio:.3f}  95 % interval {low:.3f} to {high:.3f}, "
+                f"midpoint {middle:.3f}" + (f"  MISSED (>= {1 - ALLOWED[lag]:.2f})" if missed else "")
             )
     return good
 
