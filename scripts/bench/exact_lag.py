@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,30 +44,33 @@ class Experiment:
 
     Attributes:
         config: name of a file in configs/.
-        areas: copies of the environment in the one simulator; 0 for what the file says.
         behavior: changes to the settings of its behavior.
-        options: changes to the simulator's options.
+        simulator: changes to its simulator: name, areas, options.
+        name: of the behavior, where it is another than the file's.
     """
 
     config: str
-    areas: int = 0
-    behavior: Mapping[str, Any] | None = None
-    options: Mapping[str, Any] | None = None
+    behavior: Mapping[str, Any] = field(default_factory=dict)
+    simulator: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
-    def load(self, hyperparameters: Mapping[str, Any]) -> tuple[str, BehaviorSettings, Game]:
-        """Name and settings of the behavior, and the simulator."""
-        document = yaml.safe_load((ROOT / "configs" / f"{self.config}.yaml").read_text())
-        (name, behavior), *_ = document["behaviors"].items()
-        changed = merged(merged(behavior, self.behavior or {}), {"hyperparameters": hyperparameters})
+    def settings(self, hyperparameters: Mapping[str, Any]) -> tuple[str, BehaviorSettings]:
+        """Name and settings of the behavior."""
+        (name, behavior), *_ = self._document()["behaviors"].items()
+        name = self.name or name
+        changed = merged(merged(behavior, self.behavior), {"hyperparameters": hyperparameters})
         text = yaml.safe_dump({"behaviors": {name: changed}})
-        settings = parse_settings(text, self.config).settings.behaviors[name]
-        simulator = document["simulators"][0]
-        areas = self.areas or simulator.get("areas", 1) * simulator.get("count", 1)
-        return (
-            name,
-            settings,
-            make(simulator["name"], areas, **(simulator.get("options", {}) | dict(self.options or {}))),
-        )
+        return name, parse_settings(text, self.config).settings.behaviors[name]
+
+    def game(self) -> Game:
+        """The simulator."""
+        simulator = merged(self._document()["simulators"][0], self.simulator)
+        areas = simulator.get("areas", 1) * simulator.get("count", 1)
+        return make(simulator["name"], areas, **simulator.get("options", {}))
+
+    def _document(self) -> dict[str, Any]:
+        document: dict[str, Any] = yaml.safe_load((ROOT / "configs" / f"{self.config}.yaml").read_text())
+        return document
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,9 +110,9 @@ class Match:
         self.stepper = Stepper(self.policies.current, lockstep=True, self_play=played, ghosts=self.policies.ghosts)
         self._game = game
         self._actions: Mapping[str, BehaviorActions] = {}
+        self._reports = game.reset({}, seed)  # a player of Unity knows its behaviors from then on
         self._frame = 0
         self._serial = 0
-        self._seed = seed
         self.waiting = False
         self.stepper.connect(0, 0, game.behaviors())
         self.spec = self.stepper.behaviors[name].spec
@@ -135,8 +138,9 @@ class Match:
     def step(self) -> bool:
         """One frame of the simulator, or the actions that it waits for; returns whether it goes on."""
         if not self.waiting:
-            reports = self._game.step(self._actions) if self._frame else self._game.reset({}, self._seed)
-            self.stepper.receive(0, Step(sequence=self._frame, reports=tuple(reports)), float(self._frame))
+            if self._frame:
+                self._reports = self._game.step(self._actions)
+            self.stepper.receive(0, Step(sequence=self._frame, reports=tuple(self._reports)), float(self._frame))
             self._frame += 1
         wake = self.stepper.wake(float(self._frame))
         self.waiting = not wake.acts
@@ -144,6 +148,10 @@ class Match:
             assert isinstance(answer, Act)
             self._actions = {one.behavior: one for one in answer.actions}
         return not self.waiting
+
+    def close(self) -> None:
+        """Ends the simulator."""
+        self._game.close()
 
 
 class ExactLag:
@@ -158,8 +166,8 @@ class ExactLag:
 
     def __init__(self, experiment: Experiment, seed: int, lag: int, hyperparameters: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
-        self.name, self.settings, game = experiment.load(hyperparameters)
-        self.match = Match(self.name, self.settings, game, seed)
+        self.name, self.settings = experiment.settings(hyperparameters)
+        self.match = Match(self.name, self.settings, experiment.game(), seed)
         self.learner = Learner(self.name, self.match.spec, self.settings, seed)
         self._lag = lag
         hyper = self.settings.hyperparameters
@@ -255,7 +263,7 @@ def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, mat
     """
     won: list[float] = []
     for side in (0, 1):
-        name, settings, game = experiment.load({})
+        (name, settings), game = experiment.settings({}), experiment.game()
         match = Match(name, settings, game, seed + side)
         match.act_with(own)
         match.allow(UNLIMITED)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from unity_player_games import BalanceGame, BasicGame, GoalGame, MatchThree
 from unity_player_grpc import grpc
+from unity_player_record import Recorded
 from unity_player_reports import Game, Setup
 from unity_player_schema import METHOD
 from unity_player_session import Crash, Faults, Over, Session, Wrong, stall
@@ -74,6 +75,7 @@ def _add_game(group: Any) -> None:
     group.add_argument("--actions", type=int, default=1, help="goal: how many")
     group.add_argument("--images", choices=("png", "float"), default="png", help="match3, zoo")
     group.add_argument("--max-steps", type=int, default=100, help="soccer, match3, basic: decisions per episode")
+    group.add_argument("--record", type=Path, help="gets JSON lines of the episodes' returns")
     group.add_argument("--late-after", type=int, default=5, help="zoo: messages before the second behavior is known")
 
 
@@ -110,7 +112,8 @@ def play(options: argparse.Namespace, ear: Ear) -> None:
             late_after=options.late_after,
             hybrid=dialect.action_spec,
         )
-        return GAMES[options.game](setup)
+        game = GAMES[options.game](setup)
+        return game if options.record is None else Recorded(game, options.record)
 
     dialect = Dialect.of(options.protocol, options.layout)
     with grpc.insecure_channel(f"127.0.0.1:{options.mlagents_port}", options=_CHANNEL) as channel:
