@@ -86,16 +86,13 @@ def unreadable(settings: Settings) -> Iterator[str]:
         if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
             continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
-        wanted = {
-            "reward_signals.gail": None if gail is None else gail.demo_path,
-            "behavioral_cloning": None if cloning is None else cloning.demo_path,
-        }
-        for key, path in wanted.items():
-            if path is None:
+        wanted = {"reward_signals.gail": gail, "behavioral_cloning": cloning}
+        for key, demonstrations in wanted.items():
+            if demonstrations is None:
                 continue
             try:
-                for file in files_of(Path(path)):
-                    read_any(file)
+                for file in files_of(Path(demonstrations.demo_path)):
+                    read_any(file, demonstrations.demo_actions)
             except RecordingError as error:
                 yield f"{section}.{key}.demo_path: {error}"
 

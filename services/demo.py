@@ -7,14 +7,20 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from pipeline.demonstrations.episodes import RecordingError
 from pipeline.demonstrations.library import describe, files_of, read_any
+from pipeline.demonstrations.pairing import ActionsOf, DemoActions
 from pipeline.errors import SettingsError
+
+_BESIDE: Final[dict[ActionsOf, str]] = {
+    "previous": "the action beside an observation is that of the decision before",
+    "own": "the action beside an observation is its own",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="files of recorded episodes, .demo files, or folders of them",
     )
+    info.add_argument(
+        "--demo-actions",
+        choices=get_args(DemoActions),
+        default="auto",
+        help="whose action stands beside an observation in .demo files: that of the decision before, or its own",
+    )
     info.add_argument("--json", action="store_true", help="print it as JSON")
 
 
@@ -40,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: a path holds no recorded episodes, or a file can not be read; nothing is shown.
     """
     try:
-        found = [{"file": str(file)} | describe(read_any(file)) for path in args.paths for file in files_of(path)]
+        files = [file for path in args.paths for file in files_of(path)]
+        found = [{"file": str(file)} | describe(read_any(file, args.demo_actions)) for file in files]
     except RecordingError as error:
         raise SettingsError(str(error)) from error
     if args.json:
@@ -70,6 +83,8 @@ def _rows(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     parts = [f"{actions['continuous']} continuous"] if actions["continuous"] else []
     parts += [f"branches of {', '.join(map(str, actions['discrete']))}"] if actions["discrete"] else []
     yield "actions", "; ".join(parts)
+    if placed := one.get("demo_actions"):
+        yield "demo_actions", f"{placed['actions']}: {_BESIDE[placed['actions']]} ({placed['evidence']})"
     yield "episodes", str(one["episodes"])
     yield "steps", str(one["steps"])
     for what, name in (("returns", "return"), ("group_returns", "group return"), ("lengths", "length")):

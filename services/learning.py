@@ -11,7 +11,7 @@ between updates: until then they wait in the queue, which is how a busy learner 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Final
 
@@ -78,6 +78,8 @@ class Learning:
         Args:
             versions_seen: highest version that coordination knows of. It may not have heard of the last ones.
         """
+        for file in self._learner.demo_files:
+            self._context.log.info("demonstrations_loaded", **asdict(file))
         initial = initial_folder(self._context.run.directory, self._learner.behavior)
         if initial.exists():
             self._learner.load_weights(await self._context.compute(partial(load, initial)))

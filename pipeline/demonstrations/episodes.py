@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from pipeline.demonstrations.pairing import Pairing
 from pipeline.errors import Explained
 from pipeline.specs import BehaviorSpec, read_spec
 
@@ -56,11 +57,13 @@ class Recording:
         behavior: name.
         spec: of it.
         columns: by name, as the module's documentation lists them.
+        pairing: of a `.demo` file, how its actions were placed; None for any other.
     """
 
     behavior: str
     spec: BehaviorSpec
     columns: Arrays
+    pairing: Pairing | None = None
 
 
 def encode(recording: Recording) -> bytes:

@@ -5,6 +5,7 @@ r steps of e episodes one after the other, C continuous actions, D branches, K c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.demonstrations import episodes
 from pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, RecordingError
+from pipeline.demonstrations.pairing import DemoActions, Pairing
 from pipeline.specs import BehaviorSpec, ObservationSpec
 
 UNITY_SUFFIX: Final = ".demo"
@@ -24,6 +26,20 @@ FEWEST_TO_SPLIT: Final = 5
 
 _SLACK: Final = 1e-3
 """What rounding may add to an action at the end of its range."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstrationFile:
+    """One file that demonstrations were read from.
+
+    Attributes:
+        pairing: of a `.demo` file, how its actions were placed; None for any other.
+    """
+
+    path: str
+    episodes: int
+    steps: int
+    pairing: Pairing | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +58,7 @@ class Demonstrations:
         rewards: [r] the agent's own reward of the step.
         episode: [r] number of the episode, from 0.
         episodes: e.
+        files: that all of them, or those that these were chosen from, were read from.
     """
 
     observations: tuple[NDArray[Any], ...]
@@ -54,6 +71,7 @@ class Demonstrations:
     rewards: NDArray[np.float32]
     episode: NDArray[np.int64]
     episodes: int
+    files: tuple[DemonstrationFile, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -81,6 +99,7 @@ class Demonstrations:
             rewards=self.rewards[rows],
             episode=(np.cumsum(kept) - 1)[self.episode[rows]],
             episodes=int(kept.sum()),
+            files=self.files,
         )
 
     def split(self, share: float, seed: int) -> tuple[Demonstrations, Demonstrations]:
@@ -95,7 +114,7 @@ class Demonstrations:
         return self.chosen(order[held:]), self.chosen(order[:held])
 
 
-def load(path: str | Path, behavior: str, spec: BehaviorSpec) -> Demonstrations:
+def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActions = "auto") -> Demonstrations:
     """Reads the demonstrations that a behavior learns from.
 
     The behavior's name in a file may be another one; names of observations may be too.
@@ -104,15 +123,18 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec) -> Demonstrations:
         path: a file, or a folder of them: all `*.episodes.safetensors` and `*.demo` in it, by name.
         behavior: name, for messages.
         spec: of the behavior.
+        actions: which decision's action stands beside an observation in the `.demo` files, each of which is judged by
+            itself under `auto`.
 
     Raises:
         RecordingError: nothing is there, a file can not be read, or was recorded with another spec.
     """
-    parts = []
+    parts, files = [], []
     for file in files_of(Path(path)):
-        recording = read_any(file)
+        recording = read_any(file, actions)
         _check_spec(file, recording.spec, behavior, spec)
         _check_values(file, recording)
+        files.append(_file(file, recording))
         if len(recording.columns["lengths"]):
             parts.append({name: column for name, column in recording.columns.items() if name in _known(spec)})
     if not parts:
@@ -121,7 +143,13 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec) -> Demonstrations:
             expected=f"one of {behavior} at least",
             remedy="record some, or correct demo_path",
         )
-    return _demonstrations(episodes.stacked(parts), spec)
+    return _demonstrations(episodes.stacked(parts), spec, tuple(files))
+
+
+def _file(path: Path, recording: Recording) -> DemonstrationFile:
+    lengths = recording.columns["lengths"]
+    steps = int(lengths.sum(dtype=np.int64))
+    return DemonstrationFile(path=str(path), episodes=len(lengths), steps=steps, pairing=recording.pairing)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -143,8 +171,12 @@ def files_of(path: Path) -> list[Path]:
     return found
 
 
-def read_any(path: Path) -> Recording:
+def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
     """Reads a file of ours or, by its suffix, a `.demo` file of Unity.
+
+    Args:
+        path: of the file.
+        actions: which decision's action stands beside an observation in a `.demo` file.
 
     Raises:
         RecordingError: it is neither.
@@ -152,12 +184,13 @@ def read_any(path: Path) -> Recording:
     if path.suffix.lower() == UNITY_SUFFIX:
         from pipeline.demonstrations import unity  # needs what the extra `unity` brings
 
-        return unity.read(path)
+        return unity.read(path, actions=actions)
     return episodes.read(path)
 
 
 def describe(recording: Recording) -> dict[str, Any]:
-    """What a file holds, as plain values for JSON: specs, episodes, steps, returns, lengths, share terminated.
+    """What a file holds, as plain values for JSON: specs, episodes, steps, returns, lengths, share terminated; and
+    of a `.demo` file, how its actions were placed.
 
     Returns are sums of the agent's own rewards; those of groups come beside them where there are any.
     """
@@ -174,6 +207,8 @@ def describe(recording: Recording) -> dict[str, Any]:
         "episodes": len(lengths),
         "steps": len(episode),
     }
+    if recording.pairing is not None:
+        found["demo_actions"] = dataclasses.asdict(recording.pairing)
     if len(lengths):
         found["returns"] = _spread(np.bincount(episode, columns["rewards"]))
         if columns["group_rewards"].any():
@@ -249,7 +284,7 @@ def _bad(file: Path, got: str, expected: str) -> RecordingError:
     return RecordingError(got=f"{file}: {got}", expected=expected, remedy="record it again, or leave the file out")
 
 
-def _demonstrations(columns: Arrays, spec: BehaviorSpec) -> Demonstrations:
+def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[DemonstrationFile, ...]) -> Demonstrations:
     lengths = columns["lengths"].astype(np.int64)
     last = np.cumsum(lengths) - 1
     ended = np.zeros(int(lengths.sum()), np.bool_)
@@ -267,6 +302,7 @@ def _demonstrations(columns: Arrays, spec: BehaviorSpec) -> Demonstrations:
         rewards=columns["rewards"],
         episode=np.repeat(np.arange(len(lengths)), lengths),
         episodes=len(lengths),
+        files=files,
     )
 
 

@@ -1,18 +1,18 @@
 """ML-Agents' `.demo` files as recorded episodes.
 
-A pair of the file is written when its agent asks for a decision, before it has one. It holds
+A pair of the file holds
 
-    what the agent sees now and the choices that are forbidden now,
-    the action and the reward since its decision before,
-    whether the episode is over: then what it sees is the final observation, and nothing is decided.
+    what the agent sees and the choices that are forbidden now,
+    the reward since its decision before, and whether the episode is over,
+    an action: that of the decision before, or its own. `pairing.py` tells the two generations of files apart.
 
-So a step here is a pair's observation and mask with the *next* pair's action and reward, and k pairs of an episode are
-k - 1 steps and its final observation. ML-Agents' own loader shifts the reward likewise, but gives an observation the
-action of its own pair, which is the one that led to it: one decision late. The recorder is the witness: it writes a
-pair when the decision is asked for, before it is made, an episode's first pair has an empty action, and its last pair
-the action that ended it (ML-Agents, pull request 1999). For files of a program that writes pairs as that loader reads
-them there is `actions="own"`.
+So a step here is a pair's observation and mask with the *next* pair's reward and end, and with the action of the next
+pair or of its own. k pairs of an episode are k - 1 steps and its final observation. ML-Agents' own loader gives every
+observation the action of its own pair: in files of the first kind, that which led to it, one decision late.
 
+* Where actions are a pair's own, an agent that is done may already see the beginning of its next episode (ML-Agents
+  reset agents before it asked what they see): a pair that is done and decides all the same ends one episode and begins
+  the next. What followed the last step then is not in the file, and the last observation stands for it.
 * An episode of a single pair has no step and is left out. One that is not over when the file ends is cut after its last
   pair. `max_step_reached` is a cut too, not a termination.
 * Pairs belong together by the agent's id; episodes stand in the order of their ends.
@@ -28,24 +28,25 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.demonstrations.episodes import Arrays, Recording, RecordingError
 from pipeline.demonstrations.framing import content
+from pipeline.demonstrations.pairing import ActionsOf, DemoActions, UnknownPairing, action_values, pairing_of
 from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, SpecError
 from pipeline.unity import RECORD_AGAIN, Unreadable
 from pipeline.unity.actions import action_spec
 from pipeline.unity.observations import Sensor, arrays, decoded, sensors
 
-ActionsOf = Literal["previous", "own"]
+_WHOLE: Final = "demonstrations of Unity: a whole .demo file"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pair:
-    """One pair: what the agent sees, and what came of its decision before.
+    """One pair: what the agent sees, what came of its decision before, and an action.
 
     Attributes:
         number: of the pair in the file, from 0.
@@ -65,20 +66,21 @@ class _Pair:
     action: Any
 
 
-def read(path: Path, *, actions: ActionsOf = "previous") -> Recording:
+def read(path: Path, *, actions: DemoActions = "auto") -> Recording:
     """Reads a `.demo` file.
 
     Args:
         path: of the file.
-        actions: which decision's action a pair holds: of the one before, as Unity's recorder writes it, or of its own
-            observation.
+        actions: which decision's action a pair holds: `previous`, `own`, or what the file shows (`pairing.py`).
 
     Raises:
-        RecordingError: it is no such file, was cut off, does not fit together, holds no whole step, or a library that
-            reads it is missing.
+        RecordingError: it is no such file, was cut off, does not fit together, holds no whole step, does not show which
+            actions it holds, or a library that reads it is missing.
     """
     try:
         return _recording(path.read_bytes(), path.stem, actions)
+    except UnknownPairing as error:
+        raise _refused(path, str(error), error.remedy, error.expected) from error
     except Unreadable as error:
         raise _refused(path, str(error), error.remedy) from error
     except SpecError as error:
@@ -87,11 +89,11 @@ def read(path: Path, *, actions: ActionsOf = "previous") -> Recording:
         raise _refused(path, str(error), "correct the path") from error
 
 
-def _refused(path: Path, got: str, remedy: str) -> RecordingError:
-    return RecordingError(got=f"{path}: {got}", expected="demonstrations of Unity: a whole .demo file", remedy=remedy)
+def _refused(path: Path, got: str, remedy: str, expected: str = _WHOLE) -> RecordingError:
+    return RecordingError(got=f"{path}: {got}", expected=expected, remedy=remedy)
 
 
-def _recording(data: bytes, stem: str, actions: ActionsOf) -> Recording:
+def _recording(data: bytes, stem: str, wanted: DemoActions) -> Recording:
     found = content(data)
     behavior = BehaviorId.parse(found.brain.brain_name) if found.brain.brain_name else BehaviorId(name=stem)
     if not found.pairs:
@@ -99,12 +101,13 @@ def _recording(data: bytes, stem: str, actions: ActionsOf) -> Recording:
     actions_spec = action_spec(found.brain)
     all_sensors = sensors(decoded(found.pairs[0].agent_info.observations))
     spec = BehaviorSpec(observations=tuple(sensor.spec for sensor in all_sensors), actions=actions_spec)
-    pairs = (_pair(i, message, all_sensors, actions_spec) for i, message in enumerate(found.pairs))
-    episodes = [episode for episode in _episodes(pairs) if len(episode) > 1]
+    pairs = [_pair(i, message, all_sensors, actions_spec) for i, message in enumerate(found.pairs)]
+    pairing = pairing_of(found.pairs, wanted)
+    episodes = [episode for episode in _episodes(pairs, pairing.actions) if len(episode) > 1]
     if not episodes:
         raise Unreadable(f"no whole step in {len(found.pairs)} pairs")
-    columns = _of_episodes(episodes, behavior.team, spec) | _of_steps(episodes, spec, actions)
-    return Recording(behavior=behavior.name, spec=spec, columns=columns)
+    columns = _of_episodes(episodes, behavior.team, spec) | _of_steps(episodes, spec, pairing.actions)
+    return Recording(behavior=behavior.name, spec=spec, columns=columns, pairing=pairing)
 
 
 def _pair(number: int, message: Any, all_sensors: tuple[Sensor, ...], spec: ActionSpec) -> _Pair:
@@ -131,14 +134,16 @@ def _pair(number: int, message: Any, all_sensors: tuple[Sensor, ...], spec: Acti
     )
 
 
-def _episodes(pairs: Iterable[_Pair]) -> list[list[_Pair]]:
-    """The pairs of each episode, in the order of the episodes' ends."""
+def _episodes(pairs: Iterable[_Pair], actions: ActionsOf) -> list[list[_Pair]]:
+    """The pairs of each episode, in the order of the episodes' ends; one that decides when done is in two."""
     ended: list[list[_Pair]] = []
     running: dict[int, list[_Pair]] = {}
     for pair in pairs:
         running.setdefault(pair.agent, []).append(pair)
         if pair.done:
             ended.append(running.pop(pair.agent))
+            if actions == "own" and any(action_values(pair.action)):
+                running[pair.agent] = [pair]
     return [*ended, *running.values()]
 
 
@@ -152,8 +157,10 @@ def _of_episodes(episodes: list[list[_Pair]], team: int, spec: BehaviorSpec) -> 
         "groups": np.array([pair.group for pair in last], np.int64),
         "terminated": np.array([pair.done and not pair.cut for pair in last], np.bool_),
     }
+    beginnings = {episode[0].number for episode in episodes}
+    final = [episode[-2] if episode[-1].number in beginnings else episode[-1] for episode in episodes]
     for at in range(len(spec.observations)):
-        columns[f"final_observation.{at}"] = np.stack([pair.observations[at] for pair in last])
+        columns[f"final_observation.{at}"] = np.stack([pair.observations[at] for pair in final])
     return columns
 
 

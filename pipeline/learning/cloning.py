@@ -74,6 +74,7 @@ class Cloning:
         alone: nothing else is learned.
 
     Attributes:
+        demo_files: that the demonstrations were read from.
         minibatches: of the last update.
         skipped: of these, left out because the gradient was not finite.
         tried: minibatches since it was made; may be read from another thread.
@@ -89,6 +90,7 @@ class Cloning:
         alone: bool = False,
     ) -> None:
         self.minibatches = self.skipped = self.tried = 0
+        self.demo_files = shown.files
         self._alone = alone
         self._trainer = settings
         assert settings.behavioral_cloning is not None
@@ -199,7 +201,8 @@ def cloning_of(
     wanted = settings.behavioral_cloning
     if wanted is None:
         return None
-    return Cloning(actor, settings, load(wanted.demo_path, behavior, actor.spec), generator, alone=alone)
+    shown = load(wanted.demo_path, behavior, actor.spec, wanted.demo_actions)
+    return Cloning(actor, settings, shown, generator, alone=alone)
 
 
 def imitation_loss(

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pipeline.demonstrations.library import DemonstrationFile
 from pipeline.errors import CheckpointError, ServiceError
 from pipeline.learning.bc import BC
 from pipeline.learning.buffer import SegmentBuffer
@@ -178,6 +179,13 @@ class Learner:
                 parameter.numel() for name, parameter in self._networks.named_parameters() if name.startswith("critic.")
             ),
         }
+
+    @property
+    def demo_files(self) -> tuple[DemonstrationFile, ...]:
+        """The files of demonstrations that are learned from, each once."""
+        cloning = self._algorithm.cloning
+        files = (*self._algorithm.signals.demo_files, *(() if cloning is None else cloning.demo_files))
+        return tuple(dict.fromkeys(files))
 
     @property
     def weights_sha256(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from pipeline.demonstrations.pairing import DemoActions
 from pipeline.networks.limits import HEADS
 from pipeline.networks.settings import NetworkSettings
 
@@ -109,11 +110,14 @@ class GailSettings(IntrinsicSettings):
 
     Attributes:
         demo_path: a demonstration file or a folder of them.
+        demo_actions: whose action stands beside an observation in `.demo` files: that of the decision before it
+            (`previous`), its `own`, or what each file shows.
         use_actions: the discriminator sees actions too.
         use_vail: pass the discriminator's code through a variational bottleneck.
     """
 
     demo_path: str = Field(min_length=1)
+    demo_actions: DemoActions = "auto"
     use_actions: bool = False
     use_vail: bool = False
 
@@ -168,6 +172,8 @@ class BehavioralCloningSettings(_Model):
 
     Attributes:
         demo_path: a demonstration file or a folder of them.
+        demo_actions: whose action stands beside an observation in `.demo` files: that of the decision before it
+            (`previous`), its `own`, or what each file shows.
         steps: steps over which it fades to 0; 0 keeps it for ever.
         strength: its share of the learning rate.
         samples_per_update: most demonstration steps of a pass; 0 for all.
@@ -176,6 +182,7 @@ class BehavioralCloningSettings(_Model):
     """
 
     demo_path: str = Field(min_length=1)
+    demo_actions: DemoActions = "auto"
     steps: int = Field(default=0, ge=0)
     strength: float = Field(default=1.0, gt=0)
     samples_per_update: int = Field(default=0, ge=0)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.demonstrations.pairing import ActionsOf
+
 VARINT, BLOCK, FOUR_BYTES = 0, 2, 5
 
 NONE, TRANSLATION, VARIABLE = 1, 2, 4
@@ -157,20 +159,23 @@ class Played:
     cut: bool = False
     before: float = 0.0
 
-    def nothing(self) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """The action before the first decision."""
-        return np.zeros(self.continuous.shape[1], np.float32), np.zeros(self.discrete.shape[1], np.int32)
+    def chosen(self, decision: int) -> bytes:
+        """The action of a decision: of the one before the first zeros, of one that was never made nothing."""
+        if decision == len(self.rewards):
+            return b""
+        if decision < 0:
+            return action([0.0] * self.continuous.shape[1], [0] * self.discrete.shape[1])
+        return action(self.continuous[decision].tolist(), self.discrete[decision].tolist())
 
-    def pairs(self) -> list[bytes]:
-        """What Unity's recorder writes: with each observation the action and reward that led to it."""
+    def pairs(self, actions: ActionsOf = "previous") -> list[bytes]:
+        """What a recorder writes: with each observation the reward that led to it, and one of the two actions."""
         out = []
         last = len(self.rewards)
         for at, seen in enumerate(self.observations):
-            led = (self.continuous[at - 1], self.discrete[at - 1]) if at else self.nothing()
             out.append(
                 pair(
                     [vector(seen.tolist())],
-                    action(led[0].tolist(), led[1].tolist()),
+                    self.chosen(at - 1 if actions == "previous" else at),
                     reward=float(self.rewards[at - 1]) if at else self.before,
                     group_reward=float(self.group_rewards[at - 1]) if at else 0.0,
                     done=self.done and at == last,
@@ -181,3 +186,22 @@ class Played:
                 )
             )
         return out
+
+
+def reset_pairs(episodes: Sequence[Played]) -> list[bytes]:
+    """The pairs, with their own actions, of an agent that is reset before it sees what ended its episode."""
+    out: list[bytes] = []
+    for number, one in enumerate(episodes):
+        before = episodes[number - 1] if number else None
+        first = pair(
+            [vector(one.observations[0].tolist())],
+            one.chosen(0),
+            reward=float(before.rewards[-1]) if before else 0.0,
+            group_reward=float(before.group_rewards[-1]) if before else 0.0,
+            done=before is not None,
+            cut=before is not None and before.cut,
+            mask=() if one.masks is None else one.masks[0].tolist(),
+        )
+        inner = one.pairs("own")[1:]
+        out += [first, *(inner if one is episodes[-1] else inner[:-1])]
+    return out

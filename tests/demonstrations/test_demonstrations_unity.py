@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pipeline.demonstrations import episodes, unity
 from pipeline.demonstrations.episodes import Recording, RecordingError
+from pipeline.demonstrations.pairing import ActionsOf, Pairing
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.unity import messages as schema
 
@@ -35,10 +36,10 @@ def read(data: bytes, **more: Any) -> Recording:
         return unity.read(path, **more)
 
 
-def refused(data: bytes, reason: str) -> RecordingError:
+def refused(data: bytes, reason: str, **more: Any) -> RecordingError:
     """The refusal of a file; it names the file and gives the reason."""
     with pytest.raises(RecordingError, match=reason) as raised:
-        read(data)
+        read(data, **more)
     assert "walker.demo: " in raised.value.got
     assert raised.value.expected
     assert raised.value.remedy
@@ -83,14 +84,21 @@ def check(found: Recording, expected: list[Played], team: int = 0) -> None:
         np.testing.assert_array_equal(found.columns[name], column, err_msg=name)
 
 
-def demo_of(expected: list[Played], brain: bytes | None = None, *, closed: bool = True) -> bytes:
+def demo_of(
+    expected: list[Played], brain: bytes | None = None, *, closed: bool = True, actions: ActionsOf = "previous"
+) -> bytes:
     brain = brain if brain is not None else writer.behavior("B?team=0", 2, (3, 2))
-    return writer.demo(brain, [pair for one in expected for pair in one.pairs()], closed=closed)
+    return writer.demo(brain, [pair for one in expected for pair in one.pairs(actions)], closed=closed)
+
+
+def actions_of(found: Recording) -> str:
+    assert found.pairing is not None
+    return found.pairing.actions
 
 
 def two(observations: list[bytes], brain: bytes | None = None, act: bytes = CHOSEN) -> bytes:
     """A file of one step: two pairs of the same observations."""
-    pairs = [writer.pair(observations, act), writer.pair(observations, act, done=True)]
+    pairs = [writer.pair(observations), writer.pair(observations, act, done=True)]
     return writer.demo(brain if brain is not None else writer.behavior(continuous=1), pairs)
 
 
@@ -204,12 +212,17 @@ EPISODES = st.lists(
 )
 
 
+GENERATIONS: st.SearchStrategy[ActionsOf] = st.sampled_from(("previous", "own"))
+
+
 @settings(max_examples=60, deadline=None)
-@given(shapes=EPISODES, seed=st.integers(0, 2**32 - 1), open_end=st.booleans(), closed=st.booleans())
+@given(
+    shapes=EPISODES, seed=st.integers(0, 2**32 - 1), open_end=st.booleans(), closed=st.booleans(), actions=GENERATIONS
+)
 def test_any_episodes_come_back_and_go_through_our_own_format(
-    shapes: list[dict[str, Any]], seed: int, open_end: bool, closed: bool
+    shapes: list[dict[str, Any]], seed: int, open_end: bool, closed: bool, actions: ActionsOf
 ) -> None:
-    """Episodes without a step are left out; a file of nothing else is refused."""
+    """Both generations hold the same columns. Without a step, episodes are left out and files refused."""
     rng = np.random.default_rng(seed)
     expected = []
     for at, shape in enumerate(shapes):
@@ -217,11 +230,12 @@ def test_any_episodes_come_back_and_go_through_our_own_format(
         masks = rng.random((shape["steps"], 5)) < 0.3 if shape["masked"] else None
         more = {"masks": masks, "cut": shape["cut"] and done, "agent": shape["agent"], "group": shape["group"]}
         expected.append(played(rng, shape["steps"], done=done, **more))
-    data, whole = demo_of(expected, closed=closed), [one for one in expected if len(one.rewards)]
+    data, whole = demo_of(expected, closed=closed, actions=actions), [one for one in expected if len(one.rewards)]
     if not whole:
         refused(data, "no whole step")
         return
     found = read(data)
+    assert actions_of(found) == actions
     check(found, whole)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "one.episodes.safetensors"
@@ -240,17 +254,89 @@ def test_agents_that_share_a_file_keep_their_own_episodes() -> None:
     check(read(writer.demo(writer.behavior("B", 2, (3, 2)), mixed)), [short, long, late])
 
 
-def test_pairs_with_the_action_of_their_own_observation_are_read_when_asked_for() -> None:
-    pairs = [writer.pair(OBSERVED, writer.action([at / 4]), done=at == 2) for at in range(3)]
-    data = writer.demo(writer.behavior(continuous=1), pairs)
-    assert read(data).columns["continuous"].tolist() == [[0.25], [0.5]]
-    assert read(data, actions="own").columns["continuous"].tolist() == [[0.0], [0.25]]
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
+def test_an_agent_that_is_done_and_decides_begins_its_next_episode(lengths: list[int], seed: int) -> None:
+    """In old files it is reset before it sees: the last observation of an episode stands for what followed it."""
+    rng = np.random.default_rng(seed)
+    expected = [played(rng, steps, masks=rng.random((steps, 5)) < 0.3) for steps in lengths]
+    for one in expected[:-1]:
+        one.observations[-1] = one.observations[-2]
+    expected[-1].done = False
+    found = read(writer.demo(writer.behavior("B", 2, (3, 2)), writer.reset_pairs(expected)))
+    assert actions_of(found) == "own"
+    check(found, expected)
+
+
+NOTHING, ZERO = writer.action(), writer.action([0.0])
+
+
+def one_number(*episodes: list[bytes]) -> bytes:
+    """A file of these actions, whose episodes all but the last are done."""
+    pairs = []
+    for number, actions in enumerate(episodes):
+        done = number < len(episodes) - 1
+        last = len(actions) - 1
+        pairs += [writer.pair(OBSERVED, act, done=done and at == last) for at, act in enumerate(actions)]
+    return writer.demo(writer.behavior(continuous=1), pairs)
+
+
+A, B, C = (writer.action([value]) for value in (0.25, 0.5, 0.75))
+
+
+@pytest.mark.parametrize(
+    ("episodes", "actions", "evidence"),
+    [
+        ([[A, B, NOTHING]], "own", "its last pair has no action"),
+        ([[ZERO, B, NOTHING]], "own", "its last pair has no action"),
+        ([[A, B], [NOTHING]], "own", "its last pair has no action"),
+        ([[A, NOTHING], [A, NOTHING]], "own", "its last pair has no action"),
+        ([[NOTHING, A]], "previous", "1 of 1 episodes begin with no action or zero"),
+        ([[ZERO, A, B]], "previous", "1 of 1 "),
+        ([[NOTHING, A], [NOTHING]], "previous", "2 of 2 "),
+        ([[A, B], [ZERO, C]], "previous", "1 of 2 "),  # the recording began within an episode
+        ([[ZERO, B], [B, C], [ZERO]], "previous", "2 of 3 "),  # what is left of the episode before
+    ],
+)
+def test_the_generation_is_detected_from_the_pair_that_has_no_action(
+    episodes: list[list[bytes]], actions: str, evidence: str
+) -> None:
+    found = read(one_number(*episodes)).pairing
+    assert found is not None
+    assert found.actions == actions
+    assert found.evidence.startswith(evidence)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "reason"),
+    [
+        ([[A, B, C]], "an action in its last pair, and 1 of 1 episodes that begin with a new one"),
+        ([[ZERO, A], [B, C]], "1 of 2 episodes that begin with a new one"),
+        ([[A, B], [B, C]], "1 of 2 episodes that begin with a new one"),
+        ([[ZERO, NOTHING, B]], "no action in pair 1 of 3"),
+        ([[A, NOTHING], [B, C]], "no action in pair 1 of 4"),
+        ([[NOTHING, B, NOTHING]], "no action in pair 2 of 3"),
+    ],
+)
+def test_a_file_of_neither_generation_is_refused(episodes: list[list[bytes]], reason: str) -> None:
+    error = refused(one_number(*episodes), reason)
+    assert "no action in its last pair" in error.expected
+    assert "demo_actions beside demo_path to own or previous" in error.remedy
+
+
+def test_the_setting_outweighs_all_evidence() -> None:
+    neither, zero = one_number([A, B, C]), one_number([ZERO, B, C])
+    for data, first in ((neither, 0.25), (zero, 0.0)):
+        assert read(data, actions="own").columns["continuous"].tolist() == [[first], [0.5]]
+        assert read(data, actions="previous").columns["continuous"].tolist() == [[0.5], [0.75]]
+        assert read(data, actions="own").pairing == Pairing(actions="own", evidence="as demo_actions says")
 
 
 def test_an_action_that_belongs_to_no_step_is_not_looked_at() -> None:
-    """What the recorder leaves in an episode's first pair means nothing."""
+    """What a recorder leaves in an episode's first pair means nothing."""
     pairs = [writer.pair(OBSERVED, writer.action([math.nan] * 4)), writer.pair(OBSERVED, CHOSEN, done=True)]
-    assert read(writer.demo(writer.behavior(continuous=1), pairs)).columns["continuous"].tolist() == [[0.5]]
+    data = writer.demo(writer.behavior(continuous=1), pairs)
+    assert read(data, actions="previous").columns["continuous"].tolist() == [[0.5]]
 
 
 def test_a_file_that_names_no_behavior_gives_its_own_name() -> None:
@@ -265,7 +351,7 @@ def test_continuous_actions_beyond_the_range_are_clipped() -> None:
 
 
 def test_masks_that_forbid_nothing_are_absent() -> None:
-    pairs = [writer.pair(OBSERVED, writer.action((), [1]), mask=[False, False], done=at == 1) for at in range(2)]
+    pairs = [writer.pair(OBSERVED, writer.action((), [at]), mask=[False, False], done=at == 1) for at in range(2)]
     assert "masks" not in read(writer.demo(writer.behavior(branches=[2]), pairs)).columns
 
 
@@ -404,7 +490,7 @@ def test_a_file_of_pairs_without_a_step_is_refused() -> None:
     brain = writer.behavior(continuous=1)
     refused(writer.demo(brain, []), "no step")
     refused(writer.demo(brain, [], closed=False), "no step")
-    refused(writer.demo(brain, [writer.pair(OBSERVED, CHOSEN, done=True)] * 3), "no whole step in 3 pairs")
+    refused(writer.demo(brain, [writer.pair(OBSERVED, ZERO, done=True)] * 3), "no whole step in 3 pairs")
 
 
 @pytest.mark.parametrize("version", [2, 15, -1])
@@ -511,7 +597,7 @@ def test_observations_that_change_between_steps_are_refused(other: list[bytes], 
     ],
 )
 def test_actions_that_do_not_fit_are_refused(act: bytes, reason: str) -> None:
-    refused(two(OBSERVED, writer.behavior(continuous=1, branches=[3]), act), reason)
+    refused(two(OBSERVED, writer.behavior(continuous=1, branches=[3]), act), reason, actions="previous")
 
 
 @pytest.mark.parametrize("choice", [0.5, math.nan, math.inf, -1.0, 3.0])

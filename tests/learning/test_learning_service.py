@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,8 +13,11 @@ import pytest
 import structlog
 import torch
 from learning_helpers import HYBRID, segments
+from signals_helpers import recorded, write
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from pipeline.demonstrations.episodes import SUFFIX
 from pipeline.errors import Closed
 from pipeline.learning.checkpoints import CheckpointFolder
 from pipeline.learning.learner import Learner
@@ -251,6 +255,26 @@ async def test_a_new_run_begins_with_version_1(tmp_path):
     policies = FakeBoard()
     await learning_of(context_of(tmp_path, 1), policies, FakeBoard()).begin(0)
     assert policies.versions == [1]
+
+
+@pytest.mark.anyio
+async def test_the_log_names_each_file_of_demonstrations_once(tmp_path):
+    """GAIL and cloning may learn from the same files."""
+    for name, lengths in (("a", [4, 3]), ("b", [2])):
+        write(tmp_path, HYBRID, recorded(HYBRID, lengths), name)
+    wanted = f"{{demo_path: {tmp_path}}}"
+    text = CONFIG.replace(
+        "max_steps", f"reward_signals: {{gail: {wanted}}}\n    behavioral_cloning: {wanted}\n    max_steps"
+    )
+    context = context_of(tmp_path, 1)
+    context = replace(context, run=replace(context.run, settings=parse_settings(text, "test").settings))
+    with capture_logs() as lines:
+        await learning_of(context, FakeBoard(), FakeBoard()).begin(0)
+    found = [line for line in lines if line["event"] == "demonstrations_loaded"]
+    assert [(Path(line["path"]).name, line["episodes"], line["steps"], line["pairing"]) for line in found] == [
+        (f"a{SUFFIX}", 2, 7, None),
+        (f"b{SUFFIX}", 1, 2, None),
+    ]
 
 
 # ---------------------------------------------------------------- what a crash rolls back

@@ -309,11 +309,12 @@ def test_step_against_the_twin(use_actions: bool, use_vail: bool) -> None:
     assert found["Losses/GAIL Loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found["Policy/GAIL Policy Estimate"] == pytest.approx(expected["policy"], rel=1e-4)
     assert found["Policy/GAIL Expert Estimate"] == pytest.approx(expected["expert"], rel=1e-4)
-    assert found["Policy/GAIL Grad Mag Loss"] == pytest.approx(expected["penalty"], rel=1e-4)
+    assert found["Policy/GAIL Grad Mag Loss"] == pytest.approx(10 * expected["penalty"], rel=1e-4)
     if use_vail:
         assert found["Losses/GAIL KL Loss"] == pytest.approx(expected["kl"], rel=1e-4)
-        assert found["Policy/GAIL Beta"] == pytest.approx(0.3)
         assert made.module.beta.item() == pytest.approx(0.3 + 0.0005 * (expected["kl"] - 0.5), rel=1e-5)
+        assert made.module.beta.item() != pytest.approx(0.3, rel=1e-5)
+        assert found["Policy/GAIL Beta"] == made.module.beta.item()
 
     names = [name for name in weights if name != "beta"]
     for name, place in some_places(weights, names):
@@ -344,7 +345,7 @@ def test_penalty_where_the_input_gradient_is_zero(use_actions: bool, use_vail: b
         made.module.head.weight.zero_()
     made.begin(steps_of(HYBRID))
     made.learn(torch.arange(8))
-    assert made.statistics()["Policy/GAIL Grad Mag Loss"] == pytest.approx((np.sqrt(1e-7) - 1) ** 2, rel=1e-5)
+    assert made.statistics()["Policy/GAIL Grad Mag Loss"] == pytest.approx(10 * (np.sqrt(1e-7) - 1) ** 2, rel=1e-5)
     assert bool(torch.isfinite(made.optimizer.parameters.gradient).all())
     assert made.optimizer.moments["step"] == 1
     assert finite(made.module)
@@ -457,6 +458,7 @@ def test_beta_follows_the_divergence() -> None:
         beta = max(0.0, beta + 0.0005 * (kl - 0.5))
         seen.append(beta)
         assert made.statistics()["Losses/GAIL KL Loss"] == pytest.approx(kl, abs=1e-4)
+        assert made.statistics()["Policy/GAIL Beta"] == pytest.approx(beta, abs=1e-7)
         assert made.module.beta.item() == pytest.approx(beta, abs=1e-7)
     assert seen[0] == 0.0
     assert max(seen) > 0.18

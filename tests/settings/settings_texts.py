@@ -63,6 +63,7 @@ behaviors:
         learning_rate: 1.0e-3
         encoding_size: 128
         demo_path: demos/expert.demo
+        demo_actions: previous
         use_actions: true
         use_vail: true
       curiosity:
@@ -81,6 +82,7 @@ behaviors:
         encoding_size: 512
     behavioral_cloning:
       demo_path: demos/expert.demo
+      demo_actions: own
       steps: 150000
       strength: 0.5
       samples_per_update: 512

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.demonstrations.library import load
+from pipeline.demonstrations.library import DemonstrationFile, load
 from pipeline.learning.memories import Memories
 from pipeline.learning.optimizer import Adam
 from pipeline.learning.settings import TrainerSettings
@@ -67,6 +67,7 @@ class Signals:
         settings: by name, of each signal.
         sources: by name, of those with networks.
         modules: of these.
+        demo_files: that the demonstrations of GAIL were read from.
 
     Args:
         behavior: name.
@@ -94,9 +95,12 @@ class Signals:
         wanted = settings.reward_signals
         self.settings = wanted.named()
         self.sources: dict[str, Source] = {}
+        self.demo_files: tuple[DemonstrationFile, ...] = ()
         if wanted.gail is not None:
-            shown = load(wanted.gail.demo_path, behavior, spec) if learns else None
-            self.sources["gail"] = Gail(spec, wanted.gail, shown, generator, device)
+            gail = wanted.gail
+            shown = load(gail.demo_path, behavior, spec, gail.demo_actions) if learns else None
+            self.demo_files = () if shown is None else shown.files
+            self.sources["gail"] = Gail(spec, gail, shown, generator, device)
         if wanted.curiosity is not None:
             self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
         if wanted.rnd is not None:

@@ -206,14 +206,15 @@ class Gail:
         if mean_2BZ is not None:
             divergence = kl(mean_2BZ, self.module.sigma)
             loss = loss + self.module.beta * (divergence - INFORMATION)
-            said |= {"Policy/GAIL Beta": self.module.beta.clone(), "Losses/GAIL KL Loss": divergence.detach()}
-        penalty = self._penalty(policy, expert)
-        loss = loss + PENALTY * penalty
+            said["Losses/GAIL KL Loss"] = divergence.detach()
+        penalty = PENALTY * self._penalty(policy, expert)
+        loss = loss + penalty
         said["Policy/GAIL Grad Mag Loss"] = penalty.detach()
         if not self.optimizer.step((loss,), (torch.ones_like(loss),)):
             return []
         if divergence is not None:
             self.module.beta.add_(BETA_STEP * (divergence.detach().cpu() - INFORMATION)).clamp_(min=0)
+            said["Policy/GAIL Beta"] = self.module.beta.clone()
         return [said]
 
     # ---------------------------------------------------------------- inside
