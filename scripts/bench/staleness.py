@@ -270,12 +270,12 @@ def whole(seeds: Sequence[int], changes: Mapping[str, Any]) -> bool:
                 found[mode].append((steps, seconds))
                 print(f"seed {seed} {mode:8} {steps:,} steps, {seconds:.2f} s", flush=True)
     medians = {mode: [statistics.median(column) for column in zip(*runs, strict=True)] for mode, runs in found.items()}
-    steps, seconds = (medians["overlap"][at] / medians["lockstep"][at] for at in (0, 1))
+    of_steps, of_seconds = (float(medians["overlap"][at] / medians["lockstep"][at]) for at in (0, 1))
     print(
         f"3DBall, 64 agents, medians: lockstep {medians['lockstep'][1]:.2f} s, overlap {medians['overlap'][1]:.2f} s, "
-        f"ratio {seconds:.2f} (<= 0.75); ratio of steps {steps:.2f}"
+        f"ratio {of_seconds:.2f} (<= 0.75); ratio of steps {of_steps:.2f}"
     )
-    return seconds <= 0.75
+    return of_seconds <= 0.75
 
 
 def main() -> None:
