@@ -34,6 +34,11 @@ def learner(seed=0, behavior="Test", **changes):
     return Learner(behavior, HYBRID, small_settings(**changes), seed)
 
 
+def shaped(**changes):
+    settings = small_settings()
+    return settings.model_copy(update={"network_settings": settings.network_settings.model_copy(update=changes)})
+
+
 def fed(one, seed=0, rows=64, **fields):
     one.add(segments([rows // 2, rows - rows // 2], seed=seed, **fields))
     return one
@@ -255,12 +260,21 @@ def test_a_checkpoint_of_another_spec_network_or_name_is_refused():
     for other, named in (
         (Learner("Test", spec, small_settings(), 0), "spec"),
         (Learner("Test", HYBRID, wide, 0), "hidden_units"),
+        (Learner("Test", HYBRID, shaped(activation="tanh"), 0), "activation"),
         (learner(behavior="Other"), "Other"),
     ):
         before = other.weights_sha256
         with pytest.raises(CheckpointError, match=named):
             other.restore(state)
         assert other.weights_sha256 == before
+
+
+def test_a_checkpoint_from_before_activations_had_names_is_taken_whatever_draws_weights_now():
+    state = learner().checkpoint()
+    assert not {"activation", "initialization"} & state.description["network_settings"].keys()
+    other = Learner("Test", HYBRID, shaped(initialization="orthogonal"), 1)
+    other.restore(state)
+    assert other.weights_sha256 == learner().weights_sha256
 
 
 def test_weights_alone_start_a_new_lineage():

@@ -40,10 +40,13 @@ behaviors:
       goal_conditioning_type: none
       deterministic: true
       previous_action: true
+      activation: tanh
+      initialization: orthogonal
     reward_signals:
       extrinsic:
         gamma: 0.9
         strength: 2.0
+        normalize: true
         network_settings:
           hidden_units: 16
       gail:
@@ -60,6 +63,8 @@ behaviors:
           goal_conditioning_type: hyper
           previous_action: true
           deterministic: false
+          activation: silu
+          initialization: he_normal
         learning_rate: 1.0e-3
         encoding_size: 128
         demo_path: demos/expert.demo
