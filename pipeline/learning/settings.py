@@ -37,6 +37,9 @@ class Hyperparameters(_Model):
         beta_schedule: `linear` falls to 1e-5 over `max_steps`.
         epsilon_schedule: `linear` falls to 0.1 over `max_steps`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
+        max_grad_norm: largest norm of the gradient of all parameters together, which is scaled down to it; None for no
+            limit. Cloning and reward networks have none.
+        adam_epsilon: what Adam adds to the denominator; cloning and reward networks keep 1e-8.
     """
 
     batch_size: int = Field(default=1024, ge=1)
@@ -51,6 +54,8 @@ class Hyperparameters(_Model):
     beta_schedule: Schedule = "linear"
     epsilon_schedule: Schedule = "linear"
     clip_value_loss: bool = False
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    adam_epsilon: float = Field(default=1e-8, gt=0, le=1)
 
     @model_validator(mode="after")
     def _minibatch_fits(self) -> Hyperparameters:
@@ -63,8 +68,8 @@ class Hyperparameters(_Model):
         return self
 
 
-class ExtrinsicSettings(_Model):
-    """The simulator's own reward.
+class SignalSettings(_Model):
+    """What every reward signal has.
 
     Attributes:
         gamma: discount of a later reward, per decision.
@@ -77,7 +82,17 @@ class ExtrinsicSettings(_Model):
     network_settings: NetworkSettings = NetworkSettings()
 
 
-class IntrinsicSettings(ExtrinsicSettings):
+class ExtrinsicSettings(SignalSettings):
+    """The simulator's own reward.
+
+    Attributes:
+        normalize: divide rewards by the running standard deviation of their discounted sum, then clip them to +-10.
+    """
+
+    normalize: bool = False
+
+
+class IntrinsicSettings(SignalSettings):
     """A reward signal with a network of its own.
 
     Attributes:
@@ -138,9 +153,9 @@ class RewardSignals(_Model):
             )
         return self
 
-    def named(self) -> dict[RewardSignalName, ExtrinsicSettings]:
+    def named(self) -> dict[RewardSignalName, SignalSettings]:
         """The signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
-        every: dict[RewardSignalName, ExtrinsicSettings | None] = {
+        every: dict[RewardSignalName, SignalSettings | None] = {
             "extrinsic": self.extrinsic,
             "gail": self.gail,
             "curiosity": self.curiosity,

@@ -175,6 +175,16 @@ def test_clipping_the_value_loss_changes_the_update_only_when_asked_for():
     assert len(hashes) == 2
 
 
+@pytest.mark.parametrize("changes", [{"max_grad_norm": 0.01}, {"adam_epsilon": 0.01}])
+def test_the_limit_of_the_gradient_and_adams_epsilon_reach_the_optimiser(changes):
+    plain, other = fed(learner()), fed(learner(**changes))
+    assert other.weights_sha256 == plain.weights_sha256
+    for one in (plain, other):
+        one.update()
+    assert other.weights_sha256 != plain.weights_sha256
+    assert other._algorithm.optimizer.gradient_norm > 0.01
+
+
 # ---------------------------------------------------------------- anomalies
 
 
