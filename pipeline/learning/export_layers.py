@@ -28,6 +28,7 @@ from pipeline.networks.limits import HEADS
 from pipeline.networks.normalizer import CLIP, Normalizer
 from pipeline.networks.perceptron import Perceptron
 from pipeline.networks.recurrent import Recurrent
+from pipeline.networks.settings import Activation
 
 _NOBODY: Final = -1e9
 """Added to the score of an entity that is not there: nothing is left of the score, and its weight is exactly 0."""
@@ -85,30 +86,32 @@ def linear(graph: Graph, layer: nn.Linear, rows_BF: str, outputs: int | None = N
     return graph.add("Gemm", rows_BF, weight, bias, transB=1)
 
 
-def silu(graph: Graph, name: str) -> str:
-    """The value times its sigmoid."""
-    return graph.add("Mul", name, graph.add("Sigmoid", name))
+def activate(graph: Graph, activation: Activation, sums: str) -> str:
+    """Values of hidden units."""
+    if activation == "tanh":
+        return graph.add("Tanh", sums)
+    return graph.add("Mul", sums, graph.add("Sigmoid", sums))
 
 
 def perceptron(graph: Graph, body: Perceptron, rows_BF: str, outputs: int | None = None) -> str:
-    """The first `outputs`, or all, of layers with SiLU between them."""
+    """The first `outputs`, or all, of layers of hidden units."""
     *hidden, last = body.layers
     for layer in hidden:
-        rows_BF = silu(graph, linear(graph, _linear(layer), rows_BF))
+        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
     return linear(graph, _linear(last), rows_BF, outputs)
 
 
 def conditioned(graph: Graph, body: Conditioned, rows_BF: str, goal_BG: str, outputs: int | None = None) -> str:
     """The first `outputs`, or all, of a body whose last hidden layer is made from the goal."""
     for layer in body.layers:
-        rows_BF = silu(graph, linear(graph, _linear(layer), rows_BF))
+        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
     hyper = body.hyper
-    code_BU = silu(graph, linear(graph, hyper.code, goal_BG))
+    code_BU = activate(graph, body.activation, linear(graph, hyper.code, goal_BG))
     units = hyper.biases.out_features
     weights = graph.reshape(linear(graph, hyper.weights, code_BU), 0, units, hyper.weights.out_features // units)
     product = graph.add("MatMul", weights, graph.add("Unsqueeze", rows_BF, axes=[2]))
     sums = graph.add("Add", graph.add("Squeeze", product, axes=[2]), linear(graph, hyper.biases, code_BU))
-    return sums if body.head is None else linear(graph, body.head, silu(graph, sums), outputs)
+    return sums if body.head is None else linear(graph, body.head, activate(graph, body.activation, sums), outputs)
 
 
 def recurrent(
@@ -127,7 +130,7 @@ def recurrent(
     arriving, recalled, arriving_bias, recalled_bias = (graph.constant(one) for one in body.lstm.parameters())
     gates = graph.add(
         "Add",
-        graph.add("Gemm", silu(graph, made), arriving, arriving_bias, transB=1),
+        graph.add("Gemm", activate(graph, body.activation, made), arriving, arriving_bias, transB=1),
         graph.add("Gemm", hidden, recalled, recalled_bias, transB=1),
     )
     taken, kept, new, shown = (graph.slice(gates, at * units, (at + 1) * units) for at in range(4))

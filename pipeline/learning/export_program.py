@@ -19,7 +19,6 @@ import torch
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from pipeline.actions import LIMIT
 from pipeline.learning.export_policy import (
@@ -33,6 +32,7 @@ from pipeline.learning.export_policy import (
     observation_name,
     refuse_what_nobody_feeds,
 )
+from pipeline.networks.activations import FUNCTIONS
 from pipeline.networks.distributions import FORBIDDEN
 
 WEIGHTS_FORMAT: Final = "1"
@@ -83,7 +83,8 @@ class Program(nn.Module):
         if body is None:
             return self.actor.body(rows), None
         before = inputs[MEMORY_IN][:, 0].chunk(2, 1)
-        after = torch.lstm_cell(silu(body.trunk(rows)), before, *body.lstm.parameters())
+        hidden = FUNCTIONS[body.activation].forward(body.trunk(rows))
+        after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
         return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
 
     def _continuous(self, means: Tensor) -> dict[str, Tensor]:

@@ -372,12 +372,12 @@ class Learner:
             "trainer": settings.trainer_type,
             "spec": dataclasses.asdict(self._spec),
             "mates": {name: dataclasses.asdict(spec) for name, spec in self.mates.items()},
-            "network_settings": settings.network_settings.model_dump(exclude={"deterministic"}),
+            "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
             "shared_critic": settings.hyperparameters.shared_critic,
             "signals": list(settings.reward_signals.named()),
             "reward_networks": {
                 name: {
-                    key: value
+                    key: _shape(value) if key == "network_settings" else value
                     for key, value in one.model_dump().items()
                     if key in ("network_settings", "encoding_size", "use_actions", "use_vail")
                 }
@@ -385,7 +385,15 @@ class Learner:
                 if name != EXTRINSIC
             },
         }
+        if EXTRINSIC in self._algorithm.signals.modules:  # else as in checkpoints before there was such a setting
+            described["normalized_rewards"] = [EXTRINSIC]
         return dict(json.loads(json.dumps(described)))
+
+
+def _shape(network: dict[str, Any]) -> dict[str, Any]:
+    """What weights of a network belong to: not how they were drawn; SiLU is not named, as in older checkpoints."""
+    unsaid = {"initialization"} | ({"activation"} if network["activation"] == "silu" else set())
+    return {key: value for key, value in network.items() if key not in unsaid}
 
 
 def _modules(algorithm: Algorithm) -> nn.ModuleDict:

@@ -17,7 +17,6 @@ _AVERAGES = ("exp_avg", "exp_avg_sq")
 _USUAL: Final[Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
-    "eps": 1e-8,
     "weight_decay": 0.0,
     "amsgrad": False,
     "maximize": False,
@@ -33,21 +32,34 @@ class Adam:
     Attributes:
         device: where the parameters, their gradients and its state are.
         learning_rate: of the next step.
+        gradient_norm: Euclidean norm of the gradient of the last step, of all parameters together and before it was
+            clipped; not finite where the step was not made, 0 before the first.
         moments: its state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since it was made; may be read from another thread.
-        gradient_norm: scalar, of the last step tried.
 
     Args:
         modules: whose parameters it moves; they become views of one block.
         learning_rate: at the start.
         device: where they are moved.
+        epsilon: added to the denominator.
+        max_norm: the gradient is scaled down to this norm where its own is larger; None for no limit.
     """
 
-    def __init__(self, modules: nn.Module, learning_rate: float, device: torch.device = PROCESSOR) -> None:
+    def __init__(
+        self,
+        modules: nn.Module,
+        learning_rate: float,
+        device: torch.device = PROCESSOR,
+        *,
+        epsilon: float = 1e-8,
+        max_norm: float | None = None,
+    ) -> None:
         self._modules = modules
+        self._epsilon = epsilon
+        self._max_norm = max_norm
+        self.gradient_norm = 0.0
         self.device = device
         self.tried = 0
-        self.gradient_norm = torch.zeros(())
         self.learning_rate = learning_rate
         self.parameters = FlatParameters(modules, device=device)
         flat = self.parameters.flat.detach()
@@ -77,15 +89,18 @@ class Adam:
         self.tried += 1
         self.parameters.backward(outputs, gradients, pull)
         # A NaN or an infinity in any row of the loss is in the gradient too, and so in its norm.
-        self.gradient_norm = self.parameters.gradient.norm()
-        if not math.isfinite(self.gradient_norm.item()):
+        gradient = self.parameters.gradient
+        self.gradient_norm = math.sqrt(gradient.dot(gradient).item())
+        if not math.isfinite(self.gradient_norm):
             return False
-        adam(**self._state, lr=self.learning_rate, **_USUAL)
+        if self._max_norm is not None and self.gradient_norm > self._max_norm:
+            gradient.mul_(self._max_norm / self.gradient_norm)
+        adam(**self._state, lr=self.learning_rate, eps=self._epsilon, **_USUAL)
         return True
 
     def grown(self) -> Adam:
         """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
-        grown = Adam(self._modules, self.learning_rate, self.device)
+        grown = Adam(self._modules, self.learning_rate, self.device, epsilon=self._epsilon, max_norm=self._max_norm)
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:

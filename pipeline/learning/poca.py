@@ -136,7 +136,10 @@ class POCA:
         self.networks = GroupNetworks(behavior, spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
-        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate, device)
+        hyper = settings.hyperparameters
+        self.optimizer = Adam(
+            self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
+        )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
         self._beginnings = Beginnings()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
@@ -198,11 +201,12 @@ class POCA:
         index = prepared.index
         returns_KS = np.zeros_like(found.values)
         rewards = self.signals.begin(batch.rewards, lambda: self._shown(batch))
+        shared_T = self.signals.scaled(batch.shared, batch.spans, batch.numbers, batch.over)
         begins_K, nobody = index.first[self._beginnings.find(batch.numbers, batch.over)], index.counts[index.last] == 0
         there_K = begins_K[index.counts[begins_K] > 0]
         for head, (name, signal) in enumerate(self.signals.settings.items()):
             earned_T = (
-                batch.shared * np.float32(signal.strength)
+                shared_T * np.float32(signal.strength)
                 if name == EXTRINSIC
                 else by_series(rewards[name], index.moments, index.in_series)
             )

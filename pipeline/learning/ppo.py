@@ -92,7 +92,10 @@ class PPO:
         self.networks = ActorCritic(spec, settings, generator)
         self.actor = self.networks.actor
         self.modules = self.networks.modules
-        self.optimizer = Adam(self.modules, settings.hyperparameters.learning_rate, device)
+        hyper = settings.hyperparameters
+        self.optimizer = Adam(
+            self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
+        )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
         self._beginnings = Beginnings()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
@@ -145,7 +148,8 @@ class PPO:
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
         """The batch as tensors, with what the present critic makes of it."""
         values, next_values = found.values, found.next_values
-        rewards = self.signals.begin(batch.rewards + batch.group_rewards, lambda: self._shown(batch))
+        extrinsic = self.signals.scaled(batch.rewards + batch.group_rewards, batch.lengths, batch.lives, batch.ended)
+        rewards = self.signals.begin(extrinsic, lambda: self._shown(batch))
         begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.lives, batch.ended)]
         for head, name in enumerate(self.signals.settings):
             beginning = self._beginnings.value(name, values[begins_R, head])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from statistics import fmean
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 from pipeline.learning.proximal import NONE_STALE, Staleness
 from pipeline.learning.schedules import Coefficients
 
-Losses = Mapping[str, Tensor]
-"""What one minibatch lost, by kind: the keys of `_LOSSES`, `log_ratio` and `gradient_norm`."""
+Losses = Mapping[str, Any]
+"""What one minibatch lost, by kind: tensors for the keys of `_LOSSES` and `log_ratio`, and the number `gradient_norm`."""
 
 _LOSSES: Final = {
     "objective": "Losses/Policy Loss",
@@ -121,7 +122,7 @@ def diagnostics(
         joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
         found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
         found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()
-        found["Update/Gradient Norm"] = torch.stack([one["gradient_norm"] for one in taken]).mean().item()
+        found["Update/Gradient Norm"] = fmean(one["gradient_norm"] for one in taken)
     return found
 
 

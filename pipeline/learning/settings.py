@@ -42,6 +42,9 @@ class Hyperparameters(_Model):
         decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
         ratio: `joint` clips the probability ratio of the whole action; `per_dimension` clips that of each continuous
             dimension and branch by itself, as ML-Agents does.
+        max_grad_norm: largest norm of the gradient of all parameters together, which is scaled down to it; None for no
+            limit. Cloning and reward networks have none.
+        adam_epsilon: what Adam adds to the denominator; cloning and reward networks keep 1e-8.
     """
 
     batch_size: int = Field(default=1024, ge=1)
@@ -58,6 +61,8 @@ class Hyperparameters(_Model):
     clip_value_loss: bool = False
     decoupled_objective: bool = True
     ratio: Literal["joint", "per_dimension"] = "joint"
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    adam_epsilon: float = Field(default=1e-8, gt=0, le=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -78,8 +83,8 @@ class Hyperparameters(_Model):
         return self
 
 
-class ExtrinsicSettings(_Model):
-    """The simulator's own reward.
+class SignalSettings(_Model):
+    """What every reward signal has.
 
     Attributes:
         gamma: discount of a later reward, per decision.
@@ -92,7 +97,17 @@ class ExtrinsicSettings(_Model):
     network_settings: NetworkSettings = NetworkSettings()
 
 
-class IntrinsicSettings(ExtrinsicSettings):
+class ExtrinsicSettings(SignalSettings):
+    """The simulator's own reward.
+
+    Attributes:
+        normalize: divide rewards by the running standard deviation of their discounted sum, then clip them to +-10.
+    """
+
+    normalize: bool = False
+
+
+class IntrinsicSettings(SignalSettings):
     """A reward signal with a network of its own.
 
     Attributes:
@@ -156,9 +171,9 @@ class RewardSignals(_Model):
             )
         return self
 
-    def named(self) -> dict[RewardSignalName, ExtrinsicSettings]:
+    def named(self) -> dict[RewardSignalName, SignalSettings]:
         """The signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
-        every: dict[RewardSignalName, ExtrinsicSettings | None] = {
+        every: dict[RewardSignalName, SignalSettings | None] = {
             "extrinsic": self.extrinsic,
             "gail": self.gail,
             "curiosity": self.curiosity,

@@ -19,13 +19,12 @@ from pipeline.actions import previous_features
 from pipeline.networks import distributions
 from pipeline.networks.arrays import Arrays
 from pipeline.networks.encoders import Encode, Encoder, Inputs
+from pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
 from pipeline.networks.recurrent import Layout, Recurrent
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import to_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec
 
-MEAN_GAIN: Final = 0.2
-LOGIT_GAIN: Final = 0.1
 VALUE_GAIN: Final = 1.0
 
 Choices = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
@@ -61,7 +60,8 @@ class Actor(nn.Module):
         self.actions = spec.actions
         source = generator or torch.Generator()
         self.encoder = Encoder(spec, settings, source)
-        gains = [MEAN_GAIN] * spec.actions.continuous + [LOGIT_GAIN] * spec.actions.mask_size
+        mean, logit = MEAN_GAINS[settings.initialization], LOGIT_GAINS[settings.initialization]
+        gains = [mean] * spec.actions.continuous + [logit] * spec.actions.mask_size
         self.outputs = len(gains)
         self.body = self.encoder.body(settings, [*gains, *[VALUE_GAIN] * values], source)
         self.carried = settings.carried(spec.actions)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.networks.images import draw
+from pipeline.networks.initialization import draw
 from pipeline.networks.limits import HEADS
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pipeline.networks.entities import EntityEncoder
 from pipeline.networks.goals import Conditioned
 from pipeline.networks.images import ImageEncoder
+from pipeline.networks.initialization import HIDDEN_GAINS
 from pipeline.networks.limits import refuse_unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
@@ -144,16 +145,17 @@ class Encoder(nn.Module):
         """
         width, features = settings.hidden_units, self.size - self.goal
         units = [width] * settings.num_layers
+        kind = settings.activation, settings.initialization
         if settings.memory is None:
             if self.goal:
-                return Conditioned(features, self.goal, units, output_gains, generator)
-            return Perceptron(features, units, output_gains, generator)
+                return Conditioned(features, self.goal, units, output_gains, generator, *kind)
+            return Perceptron(features, units, output_gains, generator, *kind)
         trunk = (
-            Conditioned(features, self.goal, units, None, generator)
+            Conditioned(features, self.goal, units, None, generator, *kind)
             if self.goal
-            else Perceptron(features, units[1:], [1.0] * width, generator)
+            else Perceptron(features, units[1:], [HIDDEN_GAINS[kind[1]]] * width, generator, *kind)
         )
-        return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator)
+        return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator, kind[1])
 
 
 def _joined(observations: Sequence[NDArray[Any]]) -> NDArray[Any]:

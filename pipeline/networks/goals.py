@@ -13,13 +13,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
-from pipeline.networks.images import draw
+from pipeline.networks.activations import FUNCTIONS
+from pipeline.networks.initialization import HIDDEN_GAINS, draw
+from pipeline.networks.settings import Activation, Initialization
 
 
 class Conditioned(nn.Module):
-    """Layers of SiLU units, of which a hypernetwork (Ha et al. 2016, arXiv 1609.09106) of the goal makes the last.
+    """Layers of hidden units, of which a hypernetwork (Ha et al. 2016, arXiv 1609.09106) of the goal makes the last.
 
     Another goal is another network then, not another input of the same; ML-Agents does so too.
 
@@ -30,9 +31,12 @@ class Conditioned(nn.Module):
         output_gains: O factors on the initial weights of each output; None for no outputs: what the last hidden layer
             sums up is put out instead.
         generator: random source of the initial weights.
+        activation: function of the hidden units.
+        initialization: how weights are drawn; those that the hypernetwork makes are He-normal.
 
     Attributes:
         output: name of the layer of outputs.
+        activation: function of the hidden units.
     """
 
     def __init__(
@@ -42,29 +46,33 @@ class Conditioned(nn.Module):
         units: Sequence[int],
         output_gains: Sequence[float] | None,
         generator: torch.Generator,
+        activation: Activation = "silu",
+        initialization: Initialization = "he_normal",
     ) -> None:
         super().__init__()
+        self.activation = activation
         self._goal = goal
         self.output = "head"
         sizes = [features, *units]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes[:-1]))
-        self.hyper = _Hyper(sizes[-2], sizes[-1], goal, generator)
+        self.hyper = _Hyper(sizes[-2], sizes[-1], goal, generator, activation)
         self.head = None if output_gains is None else nn.Linear(sizes[-1], len(output_gains))
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
-            draw(layer, 1.0, generator)
+            draw(layer, HIDDEN_GAINS[initialization], generator, initialization)
         if self.head is not None:
-            draw(self.head, 1.0, generator)
+            draw(self.head, 1.0, generator, initialization)
             with torch.no_grad():
                 self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Outputs, [B, O], of features with the goal behind them."""
         hidden_BU, goal_BG = rows_BF[:, : -self._goal], rows_BF[:, -self._goal :]
+        activate = FUNCTIONS[self.activation].forward
         for layer in self.layers:
-            hidden_BU = silu(layer(hidden_BU))
+            hidden_BU = activate(layer(hidden_BU))
         sums_BU: Tensor = self.hyper(hidden_BU, goal_BG)
-        return sums_BU if self.head is None else self.head(silu(sums_BU))
+        return sums_BU if self.head is None else self.head(activate(sums_BU))
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
@@ -77,8 +85,11 @@ class Conditioned(nn.Module):
 class _Hyper(nn.Module):
     """A linear layer whose weights are outputs of a perceptron of the goal."""
 
-    def __init__(self, inputs: int, outputs: int, goal: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, goal: int, generator: torch.Generator, activation: Activation
+    ) -> None:
         super().__init__()
+        self._activation = activation
         self._shape = (outputs, inputs)
         self.code = nn.Linear(goal, outputs)
         self.weights = nn.Linear(outputs, outputs * inputs)
@@ -91,7 +102,7 @@ class _Hyper(nn.Module):
             self.weights.bias.normal_(0.0, math.sqrt(0.5 / inputs), generator=generator)
 
     def forward(self, rows_BF: Tensor, goal_BG: Tensor) -> Tensor:
-        code_BU = silu(self.code(goal_BG))
+        code_BU = FUNCTIONS[self._activation].forward(self.code(goal_BG))
         weights_BUF = self.weights(code_BU).unflatten(1, self._shape)
         made_BU: Tensor = torch.einsum("buf,bf->bu", weights_BUF, rows_BF) + self.biases(code_BU)
         return made_BU

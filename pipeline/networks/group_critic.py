@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
+from pipeline.networks.activations import FUNCTIONS
 from pipeline.networks.actor import VALUE_GAIN
 from pipeline.networks.attention import ResidualAttention, attend, draw_linear, heads, mean_of
 from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.images import draw
+from pipeline.networks.initialization import HIDDEN_GAINS, draw
 from pipeline.networks.perceptron import Perceptron
 from pipeline.networks.recurrent import Layout, Memory
 from pipeline.networks.settings import NetworkSettings
@@ -102,6 +102,8 @@ class GroupCritic(nn.Module):
         super().__init__()
         units = settings.hidden_units
         self._settings = settings
+        self._activate = FUNCTIONS[settings.activation].forward
+        kind, gain = settings.initialization, HIDDEN_GAINS[settings.initialization]
         self.names = [own, *(name for name in specs if name != own)]
         self.encoders = nn.ModuleList()
         self.observed = nn.ModuleList()
@@ -110,13 +112,14 @@ class GroupCritic(nn.Module):
             self._embed(specs[name], generator)
         self.attention = ResidualAttention(units)
         draw_linear(self.attention, generator)
-        self.trunk = Perceptron(units, [units] * (settings.num_layers - 1), [1.0] * units, generator)
+        hidden = [units] * (settings.num_layers - 1)
+        self.trunk = Perceptron(units, hidden, [gain] * units, generator, settings.activation, kind)
         self.memory = None if settings.memory is None else Memory(units, settings.memory.memory_size, generator)
         encoding = units if settings.memory is None else settings.memory.memory_size // 2
         self.value = nn.Linear(encoding + 1, len(signals))
         self.baseline = nn.Linear(encoding + 1, len(signals))
         for head in (self.value, self.baseline):
-            draw(head, VALUE_GAIN, generator)
+            draw(head, VALUE_GAIN, generator, kind)
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
     def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
@@ -132,7 +135,8 @@ class GroupCritic(nn.Module):
         sizes = (encoder.size, spec.actions.continuous + spec.actions.mask_size)
         observed, acted = (nn.Linear(size, self._settings.hidden_units) for size in sizes)
         for layer in (observed, acted):
-            draw(layer, 1.0, generator)
+            kind = self._settings.initialization
+            draw(layer, HIDDEN_GAINS[kind], generator, kind)
         self.encoders.append(encoder)
         self.observed.append(observed)
         self.acted.append(acted)
@@ -150,13 +154,13 @@ class GroupCritic(nn.Module):
     def forward(self, moments: Moments) -> tuple[Tensor, Tensor]:
         """Values [M, S] and baselines [D, S] of a critic that remembers nothing."""
         encoded, counts = self.encode(moments)
-        return self._heads(silu(self.trunk(encoded)), counts, len(moments.counts))
+        return self._heads(self._activate(self.trunk(encoded)), counts, len(moments.counts))
 
     def remember(self, moments: Moments, remembered: Remembered) -> tuple[Tensor, Tensor, Tensor]:
         """Values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of one that does."""
         assert self.memory is not None
         encoded, counts = self.encode(moments)
-        hidden, after = self.memory.through(silu(self.trunk(encoded)), remembered.layout, remembered.memory)
+        hidden, after = self.memory.through(self._activate(self.trunk(encoded)), remembered.layout, remembered.memory)
         return *self._heads(hidden, counts, len(moments.counts)), after
 
     def encode(self, moments: Moments) -> tuple[Tensor, Tensor]:
@@ -187,7 +191,7 @@ class GroupCritic(nn.Module):
         ):
             if rows is not None and done is not None:
                 seen = observed(encoder(rows))
-                embedded.append((silu(seen), silu(seen + acted(done))))
+                embedded.append((self._activate(seen), self._activate(seen + acted(done))))
         m, n, _ = moments.shape
         if not embedded:  # nobody is there
             nothing = moments.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)

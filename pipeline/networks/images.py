@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from pipeline.networks.initialization import draw
 from pipeline.networks.settings import VisualEncoder
 
 _SLOPE: Final = 0.01
@@ -56,14 +57,6 @@ class ImageEncoder(nn.Module):
         pixels_BCHW = image_BCHW.float().div_(255) if image_BCHW.dtype == torch.uint8 else image_BCHW
         features_BU: Tensor = self.activation(self.dense(self.convolutions(pixels_BCHW)))
         return features_BU
-
-
-def draw(layer: nn.Conv2d | nn.Linear, gain: float, generator: torch.Generator | None) -> None:
-    """Initial weights of variance gain^2 / inputs (He et al. 2015), biases 0."""
-    with torch.no_grad():
-        layer.weight.normal_(0.0, gain / math.sqrt(layer.weight[0].numel()), generator=generator)
-        if layer.bias is not None:
-            layer.bias.zero_()
 
 
 class _Residual(nn.Module):

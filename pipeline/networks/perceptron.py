@@ -10,7 +10,6 @@ B rows, F inputs, U units of a layer, O outputs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -18,55 +17,70 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
+
+from pipeline.networks.activations import FUNCTIONS, Function
+from pipeline.networks.initialization import HIDDEN_GAINS, draw
+from pipeline.networks.settings import Activation, Initialization
 
 
 class Perceptron(nn.Module):
-    """Layers of SiLU units and a linear layer of outputs.
-
-    Weights are drawn from a normal distribution of variance 1 / inputs (He et al. 2015 with the gain
-    of a linear unit), biases are 0.
+    """Layers of hidden units and a linear layer of outputs.
 
     Args:
         inputs: F.
         units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
+        activation: function of the hidden units.
+        initialization: how weights are drawn.
 
     Attributes:
         output: name of the layer of outputs.
+        activation: function of the hidden units.
     """
 
     def __init__(
-        self, inputs: int, units: Sequence[int], output_gains: Sequence[float], generator: torch.Generator
+        self,
+        inputs: int,
+        units: Sequence[int],
+        output_gains: Sequence[float],
+        generator: torch.Generator,
+        activation: Activation = "silu",
+        initialization: Initialization = "he_normal",
     ) -> None:
         super().__init__()
+        self.activation = activation
         sizes = [inputs, *units, len(output_gains)]
         self.layers = nn.ModuleList(unset_linear(before, after) for before, after in pairwise(sizes))
         self.output = f"layers.{len(sizes) - 2}"
         self._chain: tuple[nn.Parameter, ...] = tuple(self.layers.parameters())
+        gains = [*[HIDDEN_GAINS[initialization]] * len(units), 1.0]
+        for layer, gain in zip(self.layers, gains, strict=True):
+            assert isinstance(layer, nn.Linear)
+            draw(layer, gain, generator, initialization)
         with torch.no_grad():
-            for weight, bias in zip(self._chain[::2], self._chain[1::2], strict=True):
-                weight.normal_(0.0, 1.0 / math.sqrt(weight.shape[1]), generator=generator)
-                bias.zero_()
             self._chain[-2].mul_(torch.tensor(output_gains).unsqueeze(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Outputs, [B, O]."""
         if torch.is_grad_enabled():
-            return _Chain.apply(rows_BF, self._chain[0], self._chain)  # type: ignore[no-any-return,no-untyped-call]
-        return _infer(_affine(self._chain), rows_BF)
+            function = FUNCTIONS[self.activation]
+            return _Chain.apply(rows_BF, self._chain[0], self._chain, function)  # type: ignore[no-any-return,no-untyped-call]
+        return _infer(_affine(self._chain), FUNCTIONS[self.activation].in_place, rows_BF)
 
     @torch.no_grad()
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
         """Outputs [B, O], and what adds a gradient of them to the parameters' `grad`; autograd knows of neither."""
-        outputs_BO, activations = _forward(self._chain, rows_BF)
-        return outputs_BO, partial(_backward, self._chain, activations)
+        function = FUNCTIONS[self.activation]
+        outputs_BO, activations = _forward(self._chain, function, rows_BF)
+        return outputs_BO, partial(_backward, self._chain, function, activations)
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
         *chain, weight, bias = (parameter.detach() for parameter in self._chain)
-        return partial(_infer, _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])]))
+        affine = _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])])
+        return partial(_infer, affine, FUNCTIONS[self.activation].in_place)
 
 
 def unset_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -85,12 +99,12 @@ def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return [(bias_U, weight_UF.t()) for weight_UF, bias_U in zip(chain[::2], chain[1::2], strict=True)]
 
 
-def _infer(affine: Sequence[tuple[Tensor, Tensor]], rows_BF: Tensor) -> Tensor:
+def _infer(affine: Sequence[tuple[Tensor, Tensor]], activate: Callable[[Tensor], Tensor], rows_BF: Tensor) -> Tensor:
     """Outputs, where no gradient is wanted and nothing need be kept for one."""
     *hidden, (bias_O, weight_UO) = affine
     hidden_BU = rows_BF
     for bias_U, weight_FU in hidden:
-        hidden_BU = silu(torch.addmm(bias_U, hidden_BU, weight_FU), inplace=True)
+        hidden_BU = activate(torch.addmm(bias_U, hidden_BU, weight_FU))
     return torch.addmm(bias_O, hidden_BU, weight_UO)
 
 
@@ -102,32 +116,36 @@ class _Chain(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows_BF: Tensor, first: Tensor, chain: tuple[nn.Parameter, ...]) -> Tensor:
-        outputs_BO, ctx.activations = _forward(chain, rows_BF)
-        ctx.chain = chain
+    def forward(
+        ctx: Any, rows_BF: Tensor, first: Tensor, chain: tuple[nn.Parameter, ...], function: Function
+    ) -> Tensor:
+        outputs_BO, ctx.activations = _forward(chain, function, rows_BF)
+        ctx.chain, ctx.function = chain, function
         return outputs_BO
 
     @staticmethod
-    def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True; expected a first derivative only; build it of torch.nn layers")
-        gradient_BU = _backward(ctx.chain, ctx.activations, gradient_BO)
-        return gradient_BU.mm(ctx.chain[0]) if ctx.needs_input_grad[0] else None, None, None
+        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, gradient_BO)
+        return gradient_BU.mm(ctx.chain[0]) if ctx.needs_input_grad[0] else None, None, None, None
 
 
-def _forward(chain: Sequence[nn.Parameter], rows_BF: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Outputs, and what each layer read and summed up."""
     *hidden, weight_OU, bias_O = chain
     hidden_BU, activations = rows_BF, [rows_BF]
     for weight_UF, bias_U in zip(hidden[::2], hidden[1::2], strict=True):
         sum_BU = linear(hidden_BU, weight_UF, bias_U)
-        hidden_BU = silu(sum_BU)
+        hidden_BU = function.forward(sum_BU)
         activations += (sum_BU, hidden_BU)
     return linear(hidden_BU, weight_OU, bias_O), activations
 
 
 @torch.no_grad()
-def _backward(chain: Sequence[nn.Parameter], activations: Sequence[Tensor], gradient_BO: Tensor) -> Tensor:
+def _backward(
+    chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
+) -> Tensor:
     """Adds the gradient to the parameters' own.
 
     Returns:
@@ -136,8 +154,9 @@ def _backward(chain: Sequence[nn.Parameter], activations: Sequence[Tensor], grad
     weights, biases = chain[::2], chain[1::2]
     gradient = gradient_BO
     for layer in range(len(weights) - 1, 0, -1):
-        _accumulate(weights[layer], biases[layer], gradient, activations[2 * layer])
-        gradient = torch.ops.aten.silu_backward(gradient.mm(weights[layer]), activations[2 * layer - 1])
+        sum_BU, hidden_BU = activations[2 * layer - 1 : 2 * layer + 1]
+        _accumulate(weights[layer], biases[layer], gradient, hidden_BU)
+        gradient = function.backward(gradient.mm(weights[layer]), sum_BU, hidden_BU)
     _accumulate(weights[0], biases[0], gradient, activations[0])
     return gradient
 

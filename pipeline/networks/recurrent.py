@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from torch.nn.utils.rnn import PackedSequence
 
+from pipeline.networks.activations import FUNCTIONS
 from pipeline.networks.goals import Conditioned
-from pipeline.networks.images import draw
+from pipeline.networks.initialization import draw
 from pipeline.networks.perceptron import Perceptron
+from pipeline.networks.settings import Initialization
 
 FORGET_BIAS: Final = 1.0
 """An LSTM that begins by remembering learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
@@ -116,9 +117,11 @@ class Recurrent(nn.Module):
         memory: M.
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
+        initialization: how weights of the outputs are drawn.
 
     Attributes:
         output: name of the layer of outputs.
+        activation: function of the last hidden layer: the trunk's.
     """
 
     def __init__(
@@ -128,12 +131,14 @@ class Recurrent(nn.Module):
         memory: int,
         output_gains: Sequence[float],
         generator: torch.Generator,
+        initialization: Initialization = "he_normal",
     ) -> None:
         super().__init__()
         self.trunk = trunk
+        self.activation = trunk.activation
         self.output = "head"
         self.head = nn.Linear(memory // 2, len(output_gains))
-        draw(self.head, 1.0, generator)
+        draw(self.head, 1.0, generator, initialization)
         with torch.no_grad():
             self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
         self.lstm = Memory(units, memory, generator)
@@ -153,7 +158,8 @@ class Recurrent(nn.Module):
         Returns:
             Outputs [B, O] in the order of the rows, and the memory after the last row of each sequence, [Q, M].
         """
-        outputs, after_QM = self.lstm.through(silu(self.trunk(rows_BF)), layout, memory_QM)
+        hidden_BU = FUNCTIONS[self.activation].forward(self.trunk(rows_BF))
+        outputs, after_QM = self.lstm.through(hidden_BU, layout, memory_QM)
         return self.head(outputs), after_QM
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -163,16 +169,17 @@ class Recurrent(nn.Module):
         """
         cell = [parameter.detach().clone() for parameter in self.lstm.parameters()]
         head = self.head.bias[:outputs].detach().clone(), self.head.weight[:outputs].detach().clone().t()
-        return partial(_step, self.trunk.frozen(), cell, head)
+        return partial(_step, self.trunk.frozen(), FUNCTIONS[self.activation].forward, cell, head)
 
 
 def _step(
     trunk: Callable[[Tensor], Tensor],
+    activate: Callable[[Tensor], Tensor],
     cell: list[Tensor],
     head: tuple[Tensor, Tensor],
     rows_BF: Tensor,
     memory_BM: Tensor,
 ) -> tuple[Tensor, Tensor]:
     before = memory_BM.chunk(2, 1)
-    after = torch.lstm_cell(silu(trunk(rows_BF)), before, *cell)
+    after = torch.lstm_cell(activate(trunk(rows_BF)), before, *cell)
     return torch.addmm(head[0], after[0], head[1]), torch.cat(after, 1)

@@ -10,6 +10,8 @@ from pipeline.specs import ActionSpec
 
 VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
 GoalConditioning = Literal["hyper", "none"]
+Activation = Literal["silu", "tanh"]
+Initialization = Literal["he_normal", "orthogonal"]
 
 
 class MemorySettings(BaseModel):
@@ -39,6 +41,9 @@ class NetworkSettings(BaseModel):
         deterministic: act with the most likely action instead of a sample.
         previous_action: show the networks what the agent did at its last decision: continuous actions as the simulator
             got them, discrete ones as one 1 per branch; zeros at the first decision of an episode.
+        activation: function of the hidden units; image encoders keep their leaky ReLU.
+        initialization: how weights of the body and of the outputs are drawn; image and entity encoders, hypernetworks
+            and recurrent layers keep their own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -51,6 +56,8 @@ class NetworkSettings(BaseModel):
     goal_conditioning_type: GoalConditioning = "hyper"
     deterministic: bool = False
     previous_action: bool = False
+    activation: Activation = "silu"
+    initialization: Initialization = "he_normal"
 
     @property
     def sequence_length(self) -> int:

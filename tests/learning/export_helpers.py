@@ -35,6 +35,8 @@ KINDS: dict[str, Kind] = {
     "goal-as-vector": ((GOAL, VECTOR), HYBRID, {"goal_conditioning_type": "none", "normalize": True}),
     "goal-hyper": ((GOAL, VECTOR), HYBRID, {"normalize": True}),
     "goal-hyper-one-layer": ((VECTOR, GOAL), CONTINUOUS, {"num_layers": 1}),
+    "tanh": ((VECTOR, FAR), HYBRID, {"activation": "tanh"}),
+    "tanh-goal-memory": ((GOAL, VECTOR), HYBRID, {"activation": "tanh", "memory": MEMORY}),
     "image": ((IMAGE,), DISCRETE, {}),
     "bytes-and-image": ((BYTES, VECTOR, IMAGE), HYBRID, {"normalize": True}),
     "nature_cnn": ((IMAGE,), CONTINUOUS, {"vis_encode_type": "nature_cnn"}),

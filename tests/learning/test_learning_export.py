@@ -22,6 +22,7 @@ from pipeline.learning import export_layers, export_packages, export_program
 from pipeline.learning.export import SUFFIXES, ExportError, export, load_onnx
 from pipeline.learning.export_check import random_inputs
 from pipeline.learning.export_policy import trained_policy
+from pipeline.networks.activations import FUNCTIONS
 from pipeline.networks.actor import Actor
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import load_arrays
@@ -259,7 +260,7 @@ def test_a_memory_goes_on_from_step_to_step_as_in_stepping(exported):
 
 
 def test_a_wrong_export_leaves_no_file_and_an_earlier_one_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_layers, "silu", lambda graph, name: graph.add("Sigmoid", name))
+    monkeypatch.setattr(export_layers, "activate", lambda graph, activation, sums: graph.add("Sigmoid", sums))
     earlier = tmp_path / "Goal.onnx"
     earlier.write_bytes(b"earlier")
     with pytest.raises(ExportError, match="deterministic_continuous_actions that differ by"):
@@ -374,7 +375,8 @@ def test_torchscript_is_read_by_torch_jit_load_and_does_what_the_policy_does(tmp
 
 
 def test_torchscript_that_does_something_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_program, "silu", torch.sigmoid)
+    other = FUNCTIONS["silu"]._replace(forward=torch.sigmoid)
+    monkeypatch.setattr(export_program, "FUNCTIONS", {"silu": other})
     with pytest.raises(ExportError, match="recurrent_out that differ by"):
         export(checkpoint_of(KINDS["memory"]), [tmp_path / "Goal.pt"], "torchscript")
     assert not list(tmp_path.iterdir())

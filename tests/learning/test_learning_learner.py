@@ -35,6 +35,11 @@ def learner(seed=0, behavior="Test", **changes):
     return Learner(behavior, HYBRID, small_settings(**changes), seed)
 
 
+def shaped(**changes):
+    settings = small_settings()
+    return settings.model_copy(update={"network_settings": settings.network_settings.model_copy(update=changes)})
+
+
 def fed(one, seed=0, rows=64, **fields):
     one.add(segments([rows // 2, rows - rows // 2], seed=seed, **fields))
     return one
@@ -188,6 +193,16 @@ def test_clipping_the_value_loss_changes_the_update_only_when_asked_for():
     assert len(hashes) == 2
 
 
+@pytest.mark.parametrize("changes", [{"max_grad_norm": 0.01}, {"adam_epsilon": 0.01}])
+def test_the_limit_of_the_gradient_and_adams_epsilon_reach_the_optimiser(changes):
+    plain, other = fed(learner()), fed(learner(**changes))
+    assert other.weights_sha256 == plain.weights_sha256
+    for one in (plain, other):
+        one.update()
+    assert other.weights_sha256 != plain.weights_sha256
+    assert other._algorithm.optimizer.gradient_norm > 0.01
+
+
 # ---------------------------------------------------------------- anomalies
 
 
@@ -273,12 +288,21 @@ def test_a_checkpoint_of_another_spec_network_or_name_is_refused():
     for other, named in (
         (Learner("Test", spec, small_settings(), 0), "spec"),
         (Learner("Test", HYBRID, wide, 0), "hidden_units"),
+        (Learner("Test", HYBRID, shaped(activation="tanh"), 0), "activation"),
         (learner(behavior="Other"), "Other"),
     ):
         before = other.weights_sha256
         with pytest.raises(CheckpointError, match=named):
             other.restore(state)
         assert other.weights_sha256 == before
+
+
+def test_a_checkpoint_from_before_activations_had_names_is_taken_whatever_draws_weights_now():
+    state = learner().checkpoint()
+    assert not {"activation", "initialization"} & state.description["network_settings"].keys()
+    other = Learner("Test", HYBRID, shaped(initialization="orthogonal"), 1)
+    other.restore(state)
+    assert other.weights_sha256 == learner().weights_sha256
 
 
 def test_weights_alone_start_a_new_lineage():

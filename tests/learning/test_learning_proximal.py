@@ -276,8 +276,8 @@ def test_each_parts_log_probability_adds_up_to_the_joint_one():
 def test_diagnostics_follow_their_formulas():
     ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
     taken = [
-        {"log_ratio": ratios[:2].log(), "gradient_norm": torch.tensor(1.0)},
-        {"log_ratio": ratios[2:].log(), "gradient_norm": torch.tensor(3.0)},
+        {"log_ratio": ratios[:2].log(), "gradient_norm": 1.0},
+        {"log_ratio": ratios[2:].log(), "gradient_norm": 3.0},
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)
     found = diagnostics(taken, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))

@@ -27,6 +27,7 @@ from signals_helpers import (
     signals_of,
     state,
     trainer,
+    weights_of,
     world,
     write,
 )
@@ -42,8 +43,9 @@ from pipeline.learning.ppo import PPO
 from pipeline.learning.settings import BehavioralCloningSettings, ExtrinsicSettings, RewardSignals
 from pipeline.learning.signals import EpisodeSums, Signals, by_series
 from pipeline.learning.signals.beginnings import Beginnings
-from pipeline.learning.signals.steps import Steps
-from pipeline.specs import BehaviorSpec
+from pipeline.learning.signals.steps import Features, Steps
+from pipeline.networks.settings import NetworkSettings
+from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 PLAIN = SPECS["hybrid"]
 SUBSETS = [names for count in range(1, 5) for names in combinations(NAMES, count)]
@@ -779,3 +781,15 @@ def test_helpers_observe_what_specs_say() -> None:
         for one, column in zip(spec.observations, observed(spec, 20, random), strict=True):
             assert column.shape == (20, *one.shape)
             assert column.dtype == one.dtype
+
+
+def test_reward_networks_have_the_hidden_units_that_their_settings_name() -> None:
+    spec = BehaviorSpec(observations=(ObservationSpec(name="a", shape=(3,)),), actions=ActionSpec(continuous=1))
+    settings = NetworkSettings(hidden_units=8, activation="tanh", initialization="orthogonal")
+    features = Features(spec, settings, 0, torch.Generator().manual_seed(0))
+    weights = weights_of(features.layers)
+    np.testing.assert_allclose(weights["2.weight"] @ weights["2.weight"].T, 2 * np.eye(8), atol=1e-5)
+    expected = rows = observed(spec, 5, np.random.default_rng(0))[0]
+    for layer in ("0", "2"):
+        expected = np.tanh(expected @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"])
+    np.testing.assert_allclose(features((torch.from_numpy(rows),)).detach(), expected, atol=1e-5)

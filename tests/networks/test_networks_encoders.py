@@ -182,20 +182,21 @@ def test_nobody_around_is_nothing_seen_and_no_nan():
 # ---------------------------------------------------------------- goals
 
 
+@pytest.mark.parametrize(("name", "activate"), [("silu", torch.nn.functional.silu), ("tanh", torch.tanh)])
 @given(seed=st.integers(0, 10**6), layers=st.integers(1, 3))
 @settings(max_examples=20, deadline=None)
-def test_the_last_hidden_layer_is_made_from_the_goal(seed, layers):
+def test_the_last_hidden_layer_is_made_from_the_goal(name, activate, seed, layers):
     """Row by row: the hypernetwork's output, read as weights and biases of an ordinary layer."""
-    body = drawn(Conditioned(3, 2, [4] * layers, [1.0, 1.0], seeded()))
+    body = drawn(Conditioned(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
     rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
     slow = []
     for row in rows:
         hidden, goal = row[:3], row[3:]
         for layer in body.layers:
-            hidden = torch.nn.functional.silu(layer(hidden))
-        code = torch.nn.functional.silu(body.hyper.code(goal))
+            hidden = activate(layer(hidden))
+        code = activate(body.hyper.code(goal))
         made = body.hyper.weights(code).reshape(4, len(hidden)) @ hidden + body.hyper.biases(code)
-        slow.append(body.head(torch.nn.functional.silu(made)))
+        slow.append(body.head(activate(made)))
     torch.testing.assert_close(body(rows), torch.stack(slow))
     torch.testing.assert_close(body.frozen()(rows), body(rows))
 

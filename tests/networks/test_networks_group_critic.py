@@ -47,6 +47,9 @@ ALL = pytest.mark.parametrize("names", SHAPES.values(), ids=SHAPES)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
+ACTIVATE = {"silu": silu, "tanh": torch.tanh}
+
+
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -148,7 +151,7 @@ def encoded(one, group, without=None):
         row = one.observed[at](one.encoders[at](token.inputs))
         if without not in (None, place):
             row = row + one.acted[at](token.done)
-        embedded.append(silu(row)[0])
+        embedded.append(ACTIVATE[one._settings.activation](row)[0])
     attention = one.attention
     inputs = [normalised(attention.before, row) for row in embedded]
     parts = [attention.project(row).split(UNITS) for row in inputs]
@@ -166,7 +169,7 @@ def encoded(one, group, without=None):
 
 def hidden(one, row):
     for layer in one.trunk.layers:
-        row = silu(layer(row))
+        row = ACTIVATE[one._settings.activation](layer(row))
     return row
 
 
@@ -190,9 +193,9 @@ def twin(one, groups, decided):
 
 
 @ALL
-@pytest.mark.parametrize("layers", [1, 3])
-def test_values_and_baselines_are_those_of_members_one_by_one(names, layers):
-    one, groups = critic(num_layers=layers), groups_of(names)
+@pytest.mark.parametrize(("layers", "activation"), [(1, "silu"), (3, "silu"), (2, "tanh")])
+def test_values_and_baselines_are_those_of_members_one_by_one(names, layers, activation):
+    one, groups = critic(num_layers=layers, activation=activation), groups_of(names)
     moments, _, decided = shown(one, groups)
     assert len(decided) == sum(group.count("Own") for group in names)
     values, baselines = one(moments)

@@ -20,7 +20,7 @@ from pipeline.networks.critic import Critic
 from pipeline.networks.limits import Unsupported
 from pipeline.networks.normalizer import Normalizer
 from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.settings import NetworkSettings
+from pipeline.networks.settings import MemorySettings, NetworkSettings
 from pipeline.networks.weights import load_arrays, to_arrays
 from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -29,6 +29,7 @@ SPEC = BehaviorSpec(
     actions=ActionSpec(continuous=2, discrete=(3,)),
 )
 SMALL = NetworkSettings(hidden_units=8, normalize=True)
+ACTIVATIONS = pytest.mark.parametrize("activation", ["silu", "tanh"])
 
 
 def seeded(seed=0):
@@ -83,13 +84,14 @@ def plain_twin(perceptron: Perceptron) -> nn.Sequential:
     for layer in perceptron.layers:
         linear = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype)
         linear.load_state_dict(layer.state_dict())
-        parts += [linear, nn.SiLU()]
+        parts += [linear, {"silu": nn.SiLU, "tanh": nn.Tanh}[perceptron.activation]()]
     return nn.Sequential(*parts[:-1])
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers):
-    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded()).double()
+def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers, activation):
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation).double()
     twin = plain_twin(perceptron)
     rows = torch.randn(5, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
     twin_rows = rows.detach().clone().requires_grad_(True)
@@ -103,11 +105,13 @@ def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers):
         torch.testing.assert_close(own.grad, other.grad)
     with torch.no_grad():
         torch.testing.assert_close(perceptron(rows), expected)
+        torch.testing.assert_close(perceptron.frozen()(rows), expected)
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_without_autograd_outputs_and_gradients_are_the_same_to_the_bit(layers):
-    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded())
+def test_without_autograd_outputs_and_gradients_are_the_same_to_the_bit(layers, activation):
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation)
     rows, gradient = torch.randn(5, 4, generator=seeded(1)), torch.randn(5, 2, generator=seeded(2))
     expected = perceptron(rows)
     for _ in range(2):
@@ -136,6 +140,31 @@ def test_initial_weights_are_he_normal_with_a_linear_gain():
     assert first.weight.std().item() == pytest.approx(1 / 20, rel=0.02)
     assert second.weight.std().item() == pytest.approx(0.2 / 300**0.5, rel=0.05)
     assert not first.bias.any()
+
+
+@pytest.mark.parametrize(("inputs", "units"), [(3, 8), (8, 3)])
+def test_orthogonal_weights_keep_lengths_but_for_their_gain(inputs, units):
+    first, last = Perceptron(inputs, [units], [0.5, 2.0], seeded(), "tanh", "orthogonal").layers
+    narrow = first.weight.T if inputs < units else first.weight
+    torch.testing.assert_close(narrow @ narrow.T, 2 * torch.eye(3))
+    torch.testing.assert_close(last.weight @ last.weight.T, torch.diag(torch.tensor([0.25, 4.0])))
+    assert not first.bias.any()
+    assert not last.bias.any()
+
+
+@pytest.mark.parametrize("more", [{}, {"memory": MemorySettings(memory_size=16, sequence_length=4)}])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_an_orthogonal_actor_begins_near_the_same_action_everywhere_and_its_critic_does_not(shared, more):
+    network = NetworkSettings(hidden_units=16, activation="tanh", initialization="orthogonal", **more)
+    actor = Actor(SPEC, network, seeded(), values=shared)
+    arrays = to_arrays(actor)
+    head = arrays[f"body.{actor.body.output}.weight"]
+    lengths = np.linalg.norm(head, axis=1)
+    np.testing.assert_allclose(lengths[: actor.outputs], 0.01, rtol=1e-5)
+    np.testing.assert_allclose(lengths[actor.outputs :], 1.0, rtol=1e-5)
+    if more:  # what the recurrent layer reads is a hidden layer, though the last one of the trunk
+        trunk = arrays["body.trunk.layers.1.weight"]
+        np.testing.assert_allclose(trunk @ trunk.T, 2 * np.eye(16), atol=1e-5)
 
 
 # ---------------------------------------------------------------- actor and critic

@@ -29,6 +29,8 @@ behaviors:
       beta_schedule: linear
       epsilon_schedule: constant
       clip_value_loss: true
+      max_grad_norm: 0.5
+      adam_epsilon: 1.0e-5
     network_settings:
       normalize: true
       hidden_units: 256
@@ -40,10 +42,13 @@ behaviors:
       goal_conditioning_type: none
       deterministic: true
       previous_action: true
+      activation: tanh
+      initialization: orthogonal
     reward_signals:
       extrinsic:
         gamma: 0.9
         strength: 2.0
+        normalize: true
         network_settings:
           hidden_units: 16
       gail:
@@ -60,6 +65,8 @@ behaviors:
           goal_conditioning_type: hyper
           previous_action: true
           deterministic: false
+          activation: silu
+          initialization: he_normal
         learning_rate: 1.0e-3
         encoding_size: 128
         demo_path: demos/expert.demo

@@ -7,7 +7,7 @@ r steps of a batch, B of these in a minibatch, s segments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from pipeline.learning.settings import TrainerSettings
 from pipeline.learning.signals.curiosity import Curiosity
 from pipeline.learning.signals.gail import Gail
 from pipeline.learning.signals.rnd import Rnd
+from pipeline.learning.signals.scale import RewardScale
 from pipeline.learning.signals.steps import Floats, Steps
 from pipeline.networks.device import PROCESSOR
 from pipeline.specs import BehaviorSpec
@@ -66,7 +67,7 @@ class Signals:
     Attributes:
         settings: by name, of each signal.
         sources: by name, of those with networks.
-        modules: of these.
+        modules: of these, and the statistics of extrinsic rewards where these are normalized.
         demo_files: that the demonstrations of GAIL were read from.
 
     Args:
@@ -107,15 +108,36 @@ class Signals:
             self.sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
         self._sums = {name: EpisodeSums() for name in self.sources}
+        extrinsic = wanted.extrinsic
+        self._scale = RewardScale(extrinsic.gamma) if extrinsic is not None and extrinsic.normalize else None
+        if self._scale is not None:
+            self.modules[EXTRINSIC] = self._scale.module
 
     def __bool__(self) -> bool:
         return bool(self.sources)
+
+    def scaled(
+        self,
+        extrinsic_r: Floats,
+        lengths_s: NDArray[Any],
+        lives_s: NDArray[np.int64],
+        ended_s: NDArray[np.bool_],
+    ) -> Floats:
+        """[r] The simulator's own rewards, normalized where the settings say so; once for each batch.
+
+        Args:
+            extrinsic_r: of each step.
+            lengths_s: steps of each segment.
+            lives_s: number of each segment's life, an agent's or a group's.
+            ended_s: the life ended with it.
+        """
+        return extrinsic_r if self._scale is None else self._scale.divide(extrinsic_r, lengths_s, lives_s, ended_s)
 
     def begin(self, extrinsic: Floats, steps: Callable[[], Steps]) -> dict[str, Floats]:
         """[r] Rewards of a batch by signal, times its strength.
 
         Args:
-            extrinsic: the simulator's rewards, those of an agent's group included.
+            extrinsic: the simulator's rewards, those of an agent's group included, `scaled`.
             steps: makes what the networks are shown; called only where there are any.
         """
         found: dict[str, Floats] = {}

@@ -50,9 +50,9 @@ class CuriosityModels(nn.Module):
         done = spec.actions.continuous + spec.actions.mask_size
         self.features = Features(spec, settings.network_settings, 0, generator)
         units = self.features.size
-        self.inverse = dense([2 * units, _UNITS], generator)
+        self.inverse = dense([2 * units, _UNITS], settings.network_settings, generator)
         self.inverse_head = linear(_UNITS, done, 1.0, generator)
-        self.forward_model = dense([units + done, _UNITS], generator)
+        self.forward_model = dense([units + done, _UNITS], settings.network_settings, generator)
         self.forward_head = linear(_UNITS, units, 1.0, generator)
         self.register_buffer("updated", torch.zeros(()))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pipeline.actions import shown_features, to_environment
 from pipeline.demonstrations.library import Demonstrations
 from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.images import draw
+from pipeline.networks.initialization import HIDDEN_GAINS, draw
 from pipeline.networks.perceptron import unset_linear
 from pipeline.networks.settings import NetworkSettings
 from pipeline.specs import ActionSpec, BehaviorSpec
@@ -131,7 +131,7 @@ class Features(nn.Module):
         plain = {"memory": None, "previous_action": False, "goal_conditioning_type": "none"}
         self.encoder = Encoder(spec, settings.model_copy(update=plain), generator)
         units = settings.hidden_units
-        self.layers = dense([self.encoder.size + more, *[units] * settings.num_layers], generator)
+        self.layers = dense([self.encoder.size + more, *[units] * settings.num_layers], settings, generator)
         self.size = units
 
     def forward(self, inputs: Inputs, more: Tensor | None = None) -> Tensor:
@@ -141,11 +141,13 @@ class Features(nn.Module):
         return features
 
 
-def dense(sizes: Sequence[int], generator: torch.Generator | None) -> nn.Sequential:
-    """Linear layers, each with SiLU after it; weights of variance 1 / inputs, biases 0."""
+def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Generator | None) -> nn.Sequential:
+    """Layers of hidden units of these sizes, of which the first is that of the inputs."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
-        layers += [linear(before, after, 1.0, generator), nn.SiLU()]
+        layer = unset_linear(before, after)
+        draw(layer, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
+        layers += [layer, nn.Tanh() if settings.activation == "tanh" else nn.SiLU()]
     return nn.Sequential(*layers)
 
 

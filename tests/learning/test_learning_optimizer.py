@@ -1,0 +1,84 @@
+"""Adam in one block, beside PyTorch's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.learning.optimizer import Adam
+
+
+def layer() -> nn.Linear:
+    found = nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+    return found
+
+
+def gradient(scale: float) -> torch.Tensor:
+    return torch.tensor([[scale, -2 * scale]])
+
+
+def stepped(adam: Adam, module: nn.Linear, scale: float) -> bool:
+    return adam.step((module(torch.ones(1, 3)),), (gradient(scale),))
+
+
+SCALES = (1e-6, 0.1, 30.0, 0.3)
+
+
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-5])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_steps_are_those_of_pytorch(limit: float | None, epsilon: float) -> None:
+    own, other = layer(), layer()
+    adam = Adam(own, 1e-2, epsilon=epsilon, max_norm=limit)
+    twin = torch.optim.Adam(other.parameters(), 1e-2, eps=epsilon)
+    for scale in SCALES:
+        assert stepped(adam, own, scale)
+        twin.zero_grad()
+        other(torch.ones(1, 3)).backward(gradient(scale))
+        norm = nn.utils.clip_grad_norm_(other.parameters(), limit or torch.inf).item()
+        twin.step()
+        assert adam.gradient_norm == pytest.approx(norm, rel=1e-5), "before it was clipped"
+    for mine, theirs in zip(own.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_below_the_limit_is_left_to_the_bit() -> None:
+    found = []
+    for limit in (None, 100.0):
+        module = layer()
+        adam = Adam(module, 1e-2, max_norm=limit)
+        for scale in (0.3, 1.7):
+            stepped(adam, module, scale)
+        found.append(torch.cat([parameter.flatten() for parameter in module.parameters()]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_is_not_stepped_along(bad: float) -> None:
+    module = layer()
+    adam = Adam(module, 1e-2, max_norm=0.5)
+    before = module.weight.detach().clone()
+    assert adam.gradient_norm == 0
+    assert not stepped(adam, module, bad)
+    assert not np.isfinite(adam.gradient_norm)
+    assert torch.equal(module.weight, before)
+    assert not adam.moments["exp_avg"].any()
+
+
+def test_one_that_has_grown_goes_on_with_the_same_limit_and_epsilon() -> None:
+    parts = nn.ModuleList([layer()])
+    adam = Adam(parts, 1e-2, epsilon=1e-3, max_norm=0.5)
+    parts.append(layer())
+    grown = adam.grown()
+    twin_parts = nn.ModuleList([layer(), layer()])
+    twin = Adam(twin_parts, 1e-2, epsilon=1e-3, max_norm=0.5)
+    for scale in (30.0, 1e-4):
+        for optimizer, modules in ((grown, parts), (twin, twin_parts)):
+            outputs = [module(torch.ones(1, 3)) for module in modules]
+            assert optimizer.step(outputs, [gradient(scale)] * 2)
+    for mine, theirs in zip(parts.parameters(), twin_parts.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
