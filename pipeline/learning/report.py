@@ -20,7 +20,7 @@ from pipeline.learning.proximal import NONE_STALE, Staleness
 from pipeline.learning.schedules import Coefficients
 
 Losses = Mapping[str, Any]
-"""What one minibatch lost, by kind: tensors for the keys of `_LOSSES` and `log_ratio`, and the number `gradient_norm`."""
+"""What one minibatch lost: tensors for the keys of `_LOSSES` and for `log_ratio`, and the number `gradient_norm`."""
 
 _LOSSES: Final = {
     "objective": "Losses/Policy Loss",

@@ -86,6 +86,8 @@ class Rollouts:
         self.spec = BehaviorSpec(
             observations=(ObservationSpec(name="state", shape=(size,)),), actions=ActionSpec(continuous=actions)
         )
+        low, high = self._env.action_space.low, self._env.action_space.high
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
         self._generator = torch.Generator().manual_seed(seed)
         self._observation = self._env.reset(seed=seed)[0].astype(np.float32)
         self._episode = self._records = 0
@@ -106,7 +108,8 @@ class Rollouts:
         returns: list[tuple[float, int]] = []
         for row in range(HORIZON):
             sampled, _, log_prob = actor.act((self._observation[None],), None, self._generator)
-            observation, reward, terminated, truncated, _ = self._env.step(to_environment(sampled)[0])
+            action = self._middle + self._half * to_environment(sampled)[0]
+            observation, reward, terminated, truncated, _ = self._env.step(action)
             rows["observations"][row] = self._observation
             rows["continuous"][row], rows["log_probs"][row], rows["rewards"][row] = sampled[0], log_prob[0], reward
             self._observation = observation.astype(np.float32)
