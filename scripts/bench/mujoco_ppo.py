@@ -168,6 +168,7 @@ class Rollouts:
                 group_returns=np.zeros(len(returns), np.float32),
                 teams=np.zeros(len(returns), np.int32),
                 outcomes=np.full(len(returns), -1, np.float32),
+                shared_returns=np.zeros(len(returns), np.float32),
             ),
         )
 
