@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import structlog
 import torch
@@ -278,6 +279,29 @@ async def test_the_log_names_each_file_of_demonstrations_once(tmp_path):
 
 
 # ---------------------------------------------------------------- what a crash rolls back
+
+
+class FarQueue(FakeQueue):
+    """Steps of which the present policy would hardly have done any: one of 64 has a weight to speak of."""
+
+    async def get(self) -> Any:
+        unlikely = np.full(BUFFER, 50.0, np.float32)
+        unlikely[7] = -50.0
+        return replace(await super().get(), log_probs=unlikely)
+
+
+@pytest.mark.anyio
+async def test_data_beyond_the_reach_of_the_correction_are_logged_once_counted_and_trained(tmp_path):
+    service = learning_of(context_of(tmp_path, 1), FakeBoard(), FakeBoard())
+    service._receiver = FarQueue(3)  # type: ignore[assignment]
+    await service.begin(versions_seen=0)
+    service._learner.version = 2  # all of them were acted by version 1
+    with capture_logs() as lines:
+        await service.loop()
+    (said,) = (line for line in lines if line["event"] == "stale_correction_weak")
+    assert (said["effective_sample_size"], said["lag"]) == (round(1 / BUFFER, 3), 1)
+    assert service._learner.trained == 3 * BUFFER
+    assert service._context.registry.snapshot(0.0).counters["correction.weak/Test"] == 3
 
 
 @pytest.mark.anyio

@@ -32,6 +32,11 @@ def test_the_line_of_an_interval(make_interval: Make) -> None:
     )
 
 
+def test_the_change_of_the_policy_stands_beside_the_lag(make_interval: Make) -> None:
+    means = {"Update/Approximate KL": 0.00812, "Policy/Entropy": 1.42}
+    assert "  lag 1.0/1  kl 0.00812  entropy 1.42  " in console.line(make_interval(means=means))
+
+
 def test_a_line_without_episodes_says_so_with_those_under_way_and_their_age(make_interval: Make) -> None:
     interval = make_interval(
         reward=None, reward_deviation=None, episodes=0, lag_mean=None, means={}, open_episodes=1, oldest=1

@@ -29,6 +29,8 @@ behaviors:
       beta_schedule: linear
       epsilon_schedule: constant
       clip_value_loss: true
+      decoupled_objective: false
+      ratio: per_dimension
       max_grad_norm: 0.5
       adam_epsilon: 1.0e-5
     network_settings:

@@ -31,6 +31,8 @@ def test_an_empty_behavior_has_the_defaults_of_ml_agents() -> None:
         "beta_schedule": "linear",
         "epsilon_schedule": "linear",
         "clip_value_loss": False,
+        "decoupled_objective": True,
+        "ratio": "joint",
         "max_grad_norm": None,
         "adam_epsilon": 1e-8,
     }
