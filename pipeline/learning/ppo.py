@@ -3,10 +3,10 @@
 
 Where this differs from the paper:
 
-1. The ratio is that of the joint action, as in the paper. The bonus is for the entropy's sum over branches plus its
-   mean over continuous dimensions, times the number of both, so that `beta` weighs as in ML-Agents, whose
-   `trust_region_policy_loss` clips each dimension's ratio by itself and averages. `ratio: per_dimension` does that
-   here too, and then the bonus is not multiplied.
+1. The ratio of each continuous dimension and branch is clipped by itself, and the surrogate is their mean (ML-Agents). The
+   bonus is for the entropy's sum over branches plus its mean over continuous dimensions. With `ratio: joint` the ratio is
+   that of the joint action, as in the paper, and the bonus is multiplied by the number of dimensions and branches, so
+   that `beta` keeps its weight.
 2. The value loss is not clipped unless asked for: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2)
    find clipping harmful. It is the mean squared error, weighed 0.5.
 3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).

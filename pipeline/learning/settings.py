@@ -40,8 +40,8 @@ class Hyperparameters(_Model):
             `learning_rate_schedule`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
         decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
-        ratio: `joint` clips the probability ratio of the whole action; `per_dimension` clips that of each continuous
-            dimension and branch by itself, as ML-Agents does.
+        ratio: `per_dimension` clips the probability ratio of each continuous dimension and branch by itself, as
+            ML-Agents does; `joint` clips that of the whole action, as in the PPO paper.
         max_grad_norm: largest norm of the gradient of all parameters together, which is scaled down to it; None for no
             limit. Cloning and reward networks have none.
         adam_epsilon: what Adam adds to the denominator; cloning and reward networks keep 1e-8.
@@ -60,7 +60,7 @@ class Hyperparameters(_Model):
     epsilon_schedule: Schedule = "linear"
     clip_value_loss: bool = False
     decoupled_objective: bool = True
-    ratio: Literal["joint", "per_dimension"] = "joint"
+    ratio: Literal["joint", "per_dimension"] = "per_dimension"
     max_grad_norm: float | None = Field(default=None, gt=0)
     adam_epsilon: float = Field(default=1e-8, gt=0, le=1)
 

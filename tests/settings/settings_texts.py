@@ -30,7 +30,7 @@ behaviors:
       epsilon_schedule: constant
       clip_value_loss: true
       decoupled_objective: false
-      ratio: per_dimension
+      ratio: joint
       max_grad_norm: 0.5
       adam_epsilon: 1.0e-5
     network_settings:

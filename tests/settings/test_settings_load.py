@@ -32,7 +32,7 @@ def test_an_empty_behavior_has_the_defaults_of_ml_agents() -> None:
         "epsilon_schedule": "linear",
         "clip_value_loss": False,
         "decoupled_objective": True,
-        "ratio": "joint",
+        "ratio": "per_dimension",
         "max_grad_norm": None,
         "adam_epsilon": 1e-8,
     }
