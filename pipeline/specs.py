@@ -98,6 +98,11 @@ class ActionSpec:
             )
 
     @property
+    def parts(self) -> int:
+        """Number of continuous dimensions and branches."""
+        return self.continuous + len(self.discrete)
+
+    @property
     def mask_size(self) -> int:
         """Number of columns of an action mask: the choices of all branches side by side."""
         return sum(self.discrete)

@@ -3,10 +3,10 @@
 
 Where this differs from the paper:
 
-1. The ratio of each continuous dimension and branch is clipped by itself, and the surrogate is their mean (ML-Agents). The
-   bonus is for the entropy's sum over branches plus its mean over continuous dimensions. With `ratio: joint` the ratio is
-   that of the joint action, as in the paper, and the bonus is multiplied by the number of dimensions and branches, so
-   that `beta` keeps its weight.
+1. The ratio of each continuous dimension and branch is clipped by itself, and the surrogate is their mean (ML-Agents).
+   The bonus is for the entropy's sum over branches plus its mean over continuous dimensions. With `ratio: joint` the
+   ratio is that of the joint action, as in the paper, and the bonus is multiplied by the number of dimensions and
+   branches, so that `beta` keeps its weight.
 2. The value loss is not clipped unless asked for: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2)
    find clipping harmful. It is the mean squared error, weighed 0.5.
 3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).

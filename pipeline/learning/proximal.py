@@ -71,11 +71,13 @@ def correct(
         epsilon: clip range.
         decoupled: False leaves all weights at 1, and the clip of joint ratios on the behavior policy.
         per_dimension: the ratio is that of each part of an action: the rows get the actor's log-probabilities [R, P].
+            An action of a single part is a joint action.
 
     Returns:
         The rows with corrected `log_prob`, `advantage` and `limit`, and what the correction amounts to.
     """
     stale_R = stale_R if decoupled else np.zeros_like(stale_R)
+    per_dimension = per_dimension and actor.actions.parts > 1
     if not per_dimension and not stale_R.any():
         return rows, NONE_STALE
     proximal_RP = _proximal(actor, rows, stale_R | per_dimension, recurrence, per_dimension)
@@ -96,7 +98,7 @@ def _proximal(
     actor: Actor, rows: Rows, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None, per_dimension: bool
 ) -> Tensor:
     """Log-probabilities [R, P], or [R, 1] of joint actions, some rows at a time; 0 where none is wanted."""
-    parts = actor.actions.continuous + len(actor.actions.discrete) if per_dimension else 1
+    parts = actor.actions.parts if per_dimension else 1
     found_RP = torch.zeros(len(wanted_R), parts)
     for at_B, recalled in _chunks(rows, wanted_R, recurrence):
         some, there = over((rows.at(at_B), recalled), actor.device)

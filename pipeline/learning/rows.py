@@ -98,6 +98,6 @@ def policy_loss(actor: Actor, head_BH: Tensor, rows: Rows, beta: float) -> Polic
         (rows.advantage.unsqueeze(1), rows.limit.unsqueeze(1)) if per_dimension else (rows.advantage, rows.limit)
     )
     objective, to_log_prob, log_ratio = losses.surrogate(chosen.log_prob, rows.log_prob, advantage, limit)
-    parts = 1 if per_dimension else actor.actions.continuous + len(actor.actions.discrete)
+    parts = 1 if per_dimension else actor.actions.parts
     to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob, -beta * parts)
     return PolicyLoss(objective, log_ratio, chosen.entropy, to_head_BH, to_log_sigma_C)

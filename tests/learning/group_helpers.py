@@ -158,7 +158,7 @@ def poca_settings(
     *, memory: bool = False, previous: bool = False, normalize: bool = True, **hyper: Any
 ) -> TrainerSettings:
     """Settings of a small learner of groups; what is left over goes to the hyperparameters."""
-    chosen = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "lambd": LAMBDA} | hyper
+    chosen = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "lambd": LAMBDA, "ratio": "joint"} | hyper
     settings = TrainerSettings(
         trainer_type="poca",
         hyperparameters=Hyperparameters(**chosen),

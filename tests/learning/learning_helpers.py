@@ -24,7 +24,7 @@ HYBRID = BehaviorSpec(
 
 def small_settings(**changes) -> TrainerSettings:
     """Settings of a small learner; `changes` go to the hyperparameters."""
-    hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3} | changes
+    hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "ratio": "joint"} | changes
     return TrainerSettings(
         hyperparameters=Hyperparameters(**hyper),
         network_settings=NetworkSettings(normalize=True, hidden_units=16, num_layers=2),

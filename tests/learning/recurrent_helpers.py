@@ -36,7 +36,8 @@ def learning(*, observations=(VECTOR,), shared=False, previous=False, memory=Tru
     """A small PPO whose outputs and values are far from 0."""
     trainer = TrainerSettings(
         hyperparameters=Hyperparameters(
-            **{"batch_size": 9, "buffer_size": 64, "learning_rate": 1e-3, "shared_critic": shared} | hyper
+            **{"batch_size": 9, "buffer_size": 64, "learning_rate": 1e-3, "shared_critic": shared, "ratio": "joint"}
+            | hyper
         ),
         network_settings=NetworkSettings(
             normalize=VECTOR in observations,

@@ -89,7 +89,7 @@ def trainer(
     **hyper: Any,
 ) -> TrainerSettings:
     """Settings of a small learner; what is left over goes to the hyperparameters."""
-    chosen = {"batch_size": 9, "buffer_size": 32, "learning_rate": 1e-3, "num_epoch": 2} | hyper
+    chosen = {"batch_size": 9, "buffer_size": 32, "learning_rate": 1e-3, "num_epoch": 2, "ratio": "joint"} | hyper
     return TrainerSettings(
         trainer_type=kind,
         hyperparameters=Hyperparameters(**chosen),
