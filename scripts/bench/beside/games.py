@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 _BALANCE: Final = Path(__file__).parents[3] / "pipeline" / "simulation" / "balance.py"
+_FORWARD: Final[NDArray[np.float64]] = np.array([[1.0], [-1.0]])
+"""Which way along the line each team's body looks."""
 _RECORDS: Final = {
     "pipeline.messages.simulator": ("BehaviorActions", "BehaviorReport", "Decisions", "Ends"),
     "pipeline.specs": ("ActionSpec", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
@@ -113,6 +115,8 @@ class Balance:
 class Push:
     """Two bodies on a line push each other; who is pushed beyond the own end loses.
 
+    The ends move inward until they reach the bodies, so that few matches are drawn.
+
     Observation [7], from the own side (forward is toward the other): own distance to the own end, speed and stamina,
     the other's three, and the share of the time that is left. Action [1]: a force. A force tires, and a tired body is
     weak. Reward at the end: 1 to who won, -1 to who lost; 0 for both after `LIMIT` decisions, an interruption.
@@ -127,17 +131,19 @@ class Push:
     """Acceleration of a full force that is not tired."""
     DRAG: Final = 0.8
     """Share of the speed that is lost per second."""
-    TIRING: Final = 0.5
+    TIRING: Final = 0.8
     """Stamina that a full force costs per second, of 1."""
-    REST: Final = 0.25
+    REST: Final = 0.5
     """Stamina that comes back per second without a force."""
-    WEAKEST: Final = 0.3
+    WEAKEST: Final = 0.1
     """Share of the force that an exhausted body has."""
     WIDTH: Final = 0.3
     """Distance of two bodies that touch."""
     BOUNCE: Final = 0.4
     """Share of the relative speed that a collision gives back."""
-    LIMIT: Final = 200
+    LIMIT: Final = 150
+    SHRINK: Final = 0.85
+    """How far each end has moved inward at the limit, from 1."""
 
     def __init__(self, arenas: int, seed: int) -> None:
         self.keys: tuple[str, ...] = ("Push?team=0", "Push?team=1")
@@ -156,7 +162,7 @@ class Push:
         pushes = np.stack([actions[key][:, 0].astype(np.float64) for key in self.keys]).clip(-1, 1)
         self._move(pushes)
         self._age += 1
-        behind = np.stack([-1 - self._position[0], self._position[1] - 1])  # how far each is beyond its own end
+        behind = -self._room()
         lost = (behind > 0) & (behind >= behind[::-1])
         decided = lost.any(0) & ~lost.all(0)
         late = (self._age >= self.LIMIT) | lost.all(0)
@@ -173,18 +179,17 @@ class Push:
     def _move(self, pushes: NDArray[np.float64]) -> None:
         """One semi-implicit Euler step. Args: pushes: [2, arenas]."""
         strength = self.WEAKEST + (1 - self.WEAKEST) * self._stamina
-        forward = np.array([[1.0], [-1.0]])
-        self._speed += self.STEP_S * (forward * self.FORCE * strength * pushes - self.DRAG * self._speed)
+        self._speed += self.STEP_S * (_FORWARD * self.FORCE * strength * pushes - self.DRAG * self._speed)
         effort = np.abs(pushes)
         self._stamina += self.STEP_S * (self.REST * (1 - effort) - self.TIRING * effort)
         np.clip(self._stamina, 0, 1, out=self._stamina)
         self._position += self.STEP_S * self._speed
         overlap = self.WIDTH - (self._position[1] - self._position[0])
         touching = overlap > 0
-        self._position += np.where(touching, overlap / 2, 0) * -forward
+        self._position += np.where(touching, overlap / 2, 0) * -_FORWARD
         closing = self._speed[0] - self._speed[1]
         hit = np.where(touching & (closing > 0), (1 + self.BOUNCE) / 2 * closing, 0)
-        self._speed += hit * -forward
+        self._speed += hit * -_FORWARD
 
     def _restart(self, arenas: NDArray[np.bool_]) -> None:
         count = int(arenas.sum())
@@ -196,9 +201,13 @@ class Push:
         self._stamina[:, arenas] = 1
         self._age[arenas] = 0
 
+    def _room(self) -> NDArray[np.float64]:
+        """[2, arenas] from each body to its own end."""
+        return 1 - self.SHRINK * self._age / self.LIMIT + self._position * _FORWARD
+
     def _observations(self) -> dict[str, Floats]:
-        own = np.stack([1 + self._position[0], 1 - self._position[1]])
-        ahead = self._speed * np.array([[1.0], [-1.0]])
+        own = self._room()
+        ahead = self._speed * _FORWARD
         left = 1 - self._age / self.LIMIT
         found = {}
         for team, key in enumerate(self.keys):
