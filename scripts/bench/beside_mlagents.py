@@ -15,6 +15,7 @@ ML-Agents gets an environment of its own (Python 3.10, some GB with torch), whic
 runs stay, and those that are complete there are not run again; `--ours KEY=VALUE` changes our copy of the file alone
 (`--ours hyperparameters.beta=0.01`, `--ours pipeline.mode=lockstep`) and `--root DIR` trains with the sources of
 another working tree. A variant has a name of its own (`--label`), so that ML-Agents' runs serve all of them.
+`--both KEY=VALUE` changes the file of both trainers.
 
     python scripts/bench/beside_mlagents.py push --seeds 3 --keep runs
     python scripts/bench/beside_mlagents.py push --seeds 3 --keep runs --ours pipeline.mode=lockstep
@@ -30,6 +31,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,12 +105,14 @@ def report_matches(game: str, steps: int, label: str, places: Mapping[str, Seque
 
 def meet(game: str, mark: int, ours: Sequence[Path], others: Sequence[Path], interpreter: Path) -> NDArray[np.float64]:
     """Points per match after `mark` steps, [our runs, runs of ML-Agents]."""
-    behavior, played, network = BEHAVIORS[game], GAMES[game](1, 0), CONFIGS[game]["network_settings"]
+    behavior, played = BEHAVIORS[game], GAMES[game](1, 0)
     own = [matches.nearest(checkpoints_of(folder / "results" / "run", behavior), mark) for folder in ours]
     policies = [matches.Ours(path, played, seed) for seed, path in enumerate(own)]
     shares = np.zeros((len(ours), len(others)))
     for column, folder in enumerate(others):
         paths = list((folder / "results" / "run" / behavior).glob(f"{behavior}-*.pt"))
+        settings = yaml.safe_load((folder / "config.yaml").read_text())["behaviors"][behavior]
+        network = settings["network_settings"]
         with matches.theirs(matches.nearest(paths, mark), played, network, interpreter, column) as other:
             for row, policy in enumerate(policies):
                 seed = 1000 * row + 10 * column
@@ -125,27 +129,36 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--python", default="python3.10", help="that makes it")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="runs stay here and are reused")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes our copy of the file")
+    parser.add_argument("--both", action="append", default=[], metavar="KEY=VALUE", help="changes the file of both")
     parser.add_argument("--root", type=Path, default=ROOT, help="sources of this project that train")
     parser.add_argument("--label", help="name of our variant (default: ours and the changes)")
     return parser.parse_args()
 
 
+def read_changes(given: Sequence[str]) -> dict[str, Any]:
+    """Values by dotted key, of `KEY=VALUE`."""
+    return {key: yaml.safe_load(value) for key, _, value in (change.partition("=") for change in given)}
+
+
+def shown_changes(start: str, changes: Mapping[str, Any]) -> str:
+    """A part of a folder's name."""
+    return "+".join([start, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())])
+
+
 def main() -> None:
     args = parsed()
-    overrides: dict[str, Any] = {}
-    for change in args.ours:
-        key, _, value = change.partition("=")
-        overrides[key] = yaml.safe_load(value)
-    label = args.label or "+".join(["ours", *(change.rpartition(".")[2] for change in args.ours)])
+    common, own = read_changes(args.both), read_changes(args.ours)
+    variant, label = shown_changes("", common), args.label or shown_changes("ours", own)
     interpreter = environment.prepare(args.environment.absolute(), args.python)
-    root, variants = args.root.absolute(), {label: overrides, MLAGENTS: {}}
+    root, variants = args.root.absolute(), {label: common | own, MLAGENTS: common}
     with contextlib.ExitStack() as stack:
         folder = (args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
         for game in args.games or GAMES:
             steps, seeds = args.steps or STEPS[game], range(1, args.seeds + 1)
+            same = partial(Job, game=game, variant=variant, steps=steps, root=root)
             jobs = {
-                trainer: [Job(game=game, trainer=trainer, seed=s, steps=steps, overrides=o, root=root) for s in seeds]
-                for trainer, o in variants.items()
+                trainer: [same(trainer=trainer, seed=seed, overrides=changes) for seed in seeds]
+                for trainer, changes in variants.items()
             }
             places = train(jobs, folder, interpreter)
             report_curves(game, steps, places)

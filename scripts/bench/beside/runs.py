@@ -74,6 +74,7 @@ class Job:
 
     Attributes:
         trainer: `MLAGENTS`, or the label of a variant of this project.
+        variant: of the game, for the name of the folder; empty for the settings as they stand here.
         overrides: changes of the behavior's settings by dotted key; those that begin with `pipeline.` are of the file.
         root: of the sources of this project that train.
     """
@@ -83,16 +84,17 @@ class Job:
     seed: int
     steps: int
     overrides: Mapping[str, Any]
+    variant: str = ""
     root: Path = ROOT
 
     @property
     def name(self) -> str:
         """Of the folder."""
-        return f"{self.game}-{self.steps}-{self.trainer}-{self.seed}"
+        return f"{self.game}{self.variant}-{self.steps}-{self.trainer}-{self.seed}"
 
 
 def document(job: Job) -> dict[str, Any]:
-    """The configuration of a run, which ML-Agents and this project both read where there are no overrides."""
+    """The configuration of a run, the same for both trainers but for what the overrides change."""
     behavior = copy.deepcopy(CONFIGS[job.game])
     behavior |= {
         "max_steps": job.steps,
