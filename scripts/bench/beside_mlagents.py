@@ -126,7 +126,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help=f"of a run (default: {STEPS})")
     parser.add_argument("--environment", type=Path, default=environment.DEFAULT, help="of ML-Agents, made if need be")
-    parser.add_argument("--python", default="python3.10", help="that makes it")
+    parser.add_argument("--python", default=environment.PYTHON, help="that makes it")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="runs stay here and are reused")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes our copy of the file")
     parser.add_argument("--both", action="append", default=[], metavar="KEY=VALUE", help="changes the file of both")

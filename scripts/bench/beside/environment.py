@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 VERSION: Final = "1.1.0"
+PYTHON: Final = "python3.10"
 DEFAULT: Final = Path.home() / ".cache" / "sparring" / f"mlagents-{VERSION}"
 _PACKAGES: Final = (
     "torch",
@@ -72,7 +73,8 @@ def _find(python: str) -> str:
 
 
 def _candidates(python: str) -> Iterator[str]:
-    """The named one, then those of pyenv."""
+    """The named one; where none is named, those of pyenv too."""
     if found := shutil.which(python):
         yield found
-    yield from map(str, Path.home().glob(".pyenv/versions/3.10*/bin/python3.10"))
+    if python == PYTHON:
+        yield from map(str, Path.home().glob(".pyenv/versions/3.10*/bin/python3.10"))
