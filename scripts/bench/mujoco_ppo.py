@@ -31,7 +31,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import flatdim
+from gymnasium.spaces import Box, flatdim
 from matplotlib.figure import Figure
 
 from pipeline.actions import to_environment
@@ -86,8 +86,9 @@ class Rollouts:
         self.spec = BehaviorSpec(
             observations=(ObservationSpec(name="state", shape=(size,)),), actions=ActionSpec(continuous=actions)
         )
-        low, high = self._env.action_space.low, self._env.action_space.high
-        self._middle, self._half = (low + high) / 2, (high - low) / 2
+        bounds = self._env.action_space
+        assert isinstance(bounds, Box)
+        self._middle, self._half = (bounds.low + bounds.high) / 2, (bounds.high - bounds.low) / 2
         self._generator = torch.Generator().manual_seed(seed)
         self._observation = self._env.reset(seed=seed)[0].astype(np.float32)
         self._episode = self._records = 0
