@@ -186,7 +186,8 @@ def main() -> None:
     parser.add_argument("--mlagents-port", type=int, required=True)
     args, _ = parser.parse_known_args()
     game = GAMES[args.game](ARENAS[args.game], args.seed)
-    with args.record.open("w") as file, grpc.insecure_channel(f"127.0.0.1:{args.mlagents_port}") as channel:
+    address = f"127.0.0.1:{args.mlagents_port}"
+    with args.record.open("w", buffering=1) as file, grpc.insecure_channel(address) as channel:
         record = Record(file, game.keys, ARENAS[args.game])
         try:
             Player(game, record, ARENAS[args.game]).play(UnityToExternalProtoStub(channel))
