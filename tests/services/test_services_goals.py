@@ -24,7 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "entities": ({"observe": "entities"}, {}, {}),
     "entities and a vector": ({"observe": "vector+entities"}, {}, {}),
     "conditioned by the goal": ({"observe": "vector+goal"}, {}, {}),
-    "hybrid actions": ({"hybrid": True}, {}, {"learning_rate": 3e-3} | LARGER),
+    "hybrid actions": ({"hybrid": True}, {}, {}),
     "previous action": ({}, {"previous_action": True}, {}),
     "a shared critic": ({}, {}, {"shared_critic": True}),
 }
