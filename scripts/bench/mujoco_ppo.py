@@ -31,6 +31,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 import torch
+from exact_lag import merged
 from gymnasium.spaces import Box, flatdim
 from matplotlib.figure import Figure
 
@@ -193,12 +194,6 @@ def train(env_id: str, plain: dict[str, Any], steps: int, seed: int) -> dict[str
     figure = float(np.mean(returns[-WINDOW:]))
     print(f"{env_id} seed {seed}: {figure:.1f} after {learner.trained} steps, {seconds:.0f} s", flush=True)
     return {"env": env_id, "seed": seed, "steps": ended, "returns": returns, "figure": figure, "seconds": seconds}
-
-
-def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """A mapping with the values of another over its own, section by section."""
-    both = {key: merged(base[key], value) for key, value in over.items() if isinstance(base.get(key), dict)}
-    return base | over | both
 
 
 def setting(text: str) -> dict[str, Any]:
