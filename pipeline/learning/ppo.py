@@ -12,8 +12,8 @@ Where this differs from the paper:
 3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).
 4. Learning rate, clip range and entropy weight fall over training (ML-Agents; the paper's Atari runs
    anneal the first two).
-5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped.
-6. Adam's epsilon is 1e-8 (PyTorch's), not the 1e-5 of the authors' code.
+5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped, unless `max_grad_norm` asks for it.
+6. Adam's epsilon is 1e-8 (PyTorch's) unless `adam_epsilon` says otherwise; the authors' code has 1e-5.
 
 7. The returns of curiosity and rnd go on after the end of an episode (ML-Agents), see `signals.beginnings`; those of
    GAIL as far as demonstrations end too, see `signals.ends`.

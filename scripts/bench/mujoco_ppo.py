@@ -10,7 +10,7 @@ plain     everything else as it is by default here, with observations normalized
 cleanrl   what else `ppo_continuous_action.py` does and a setting offers: tanh, orthogonal weights, the gradient's norm
           clipped to 0.5, Adam's epsilon 1e-5, rewards normalized, the value loss clipped.
 
-What no setting changes is listed in docs/benchmarks/mujoco.md. `--set KEY=VALUE` changes a preset further, in the words
+What no setting changes is listed in docs/mujoco.md. `--set KEY=VALUE` changes a preset further, in the words
 of a configuration (`--set hyperparameters.beta=0.001`). The figure of a seed is the mean return of its last 100
 episodes, as in the published table (openrlbenchmark's `metric_last_n_average_window`). Needs `pip install
 'sparring[mujoco]'`. Writes a JSON file for each preset, environment and seed, and `curves.png` of all that are there.
