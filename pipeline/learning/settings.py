@@ -40,6 +40,7 @@ class Hyperparameters(_Model):
             `learning_rate_schedule`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
         decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
+            False leaves their weights out; with `ratio: joint` the clip is centered on the policy that acted, too.
         ratio: `per_dimension` clips the probability ratio of each continuous dimension and branch by itself, as
             ML-Agents does; `joint` clips that of the whole action, as in the PPO paper.
         max_grad_norm: largest norm of the gradient of all parameters together, which is scaled down to it; None for no

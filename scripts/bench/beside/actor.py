@@ -27,7 +27,7 @@ class Actor:
     def __init__(self, checkpoint: str, size: int, actions: int, network: dict[str, Any]) -> None:
         seen = ObservationSpec((size,), (DimensionProperty.NONE,), ObservationType.DEFAULT, "state")
         self._actor = SimpleActor([seen], NetworkSettings(**network), ActionSpec(actions, ()))
-        self._actor.load_state_dict(torch.load(checkpoint, map_location="cpu")["Policy"])
+        self._actor.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["Policy"])
         self._actor.eval()
 
     def act(self, observations: Floats) -> Floats:
