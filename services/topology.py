@@ -346,16 +346,15 @@ def _cores(settings: Settings, plans: Sequence[ServicePlan], host: str) -> dict[
 def cores_beside_learners(
     settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """The cores that each service between stepping and learners keeps to, and each that only looks on.
+    """The cores that every service but the learners keeps to, so that none of them pushes a learner aside.
 
-    Nobody waits for them, so a learner need not be pushed aside for their sake. Stepping, which simulators wait
-    for, may go wherever there is room. None where the learners have a thread for every core.
+    Simulators may run on all. None where the learners have a thread for every core.
     """
     learners = {plan.name for plan in plans if plan.name.startswith("learning-")}
     rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
-    return {plan.name: rest for plan in plans if plan.niceness > 0 and plan.name not in learners}
+    return {plan.name: rest for plan in plans if plan.name not in learners}
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:

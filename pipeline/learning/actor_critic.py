@@ -177,11 +177,12 @@ class ActorCritic:
         return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
 
     def run(self, inputs: Inputs, recalled: Recalled | None = None) -> Pass:
-        """As `both`, to be derived; perceptrons that read nothing but vectors do without autograd."""
+        """As `both`, to be derived, under `no_grad`; perceptrons that read nothing but vectors do without autograd."""
         actor, critic = self.actor.body, None if self.critic is None else self.critic.body
         if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
             return self._run_perceptrons(actor, critic, inputs[0])
-        return Pass(*self.both(inputs, recalled), torch.autograd.backward)
+        with torch.enable_grad():
+            return Pass(*self.both(inputs, recalled), torch.autograd.backward)
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:

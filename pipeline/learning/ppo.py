@@ -195,6 +195,7 @@ class PPO:
             batch.lives,
         )
 
+    @torch.no_grad()
     def _step(self, rows: Rows, recalled: Recalled | None, coefficients: Coefficients) -> Losses | None:
         """One step of Adam on a minibatch.
 
@@ -204,14 +205,13 @@ class PPO:
         """
         head_BH, values_BS, pull = self.networks.run(rows.inputs, recalled)
         old_values_BS = rows.values if self.settings.hyperparameters.clip_value_loss else None
-        with torch.no_grad():
-            chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
-            squares_BS, to_values_BS = losses.value_loss_of(
-                values_BS, rows.returns, old_values_BS, coefficients.epsilon, VALUE_WEIGHT
-            )
-            outputs = (head_BH, self.actor.log_sigma, values_BS)
-            if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), pull):
-                return None
+        chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
+        squares_BS, to_values_BS = losses.value_loss_of(
+            values_BS, rows.returns, old_values_BS, coefficients.epsilon, VALUE_WEIGHT
+        )
+        outputs = (head_BH, self.actor.log_sigma, values_BS)
+        if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), pull):
+            return None
         return chosen.losses() | {"values": squares_BS, "gradient_norm": self.optimizer.gradient_norm}
 
     def _statistics(

@@ -69,9 +69,8 @@ class Perceptron(nn.Module):
             return _Chain.apply(rows_BF, self._chain[0], self._chain, function)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), FUNCTIONS[self.activation].in_place, rows_BF)
 
-    @torch.no_grad()
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Outputs [B, O], and what adds a gradient of them to the parameters' `grad`; autograd knows of neither."""
+        """Outputs [B, O], and what adds a gradient of them to the parameters' `grad`; both under `no_grad`."""
         function = FUNCTIONS[self.activation]
         outputs_BO, activations = _forward(self._chain, function, rows_BF)
         return outputs_BO, partial(_backward, self._chain, function, activations)
@@ -142,7 +141,6 @@ def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor)
     return linear(hidden_BU, weight_OU, bias_O), activations
 
 
-@torch.no_grad()
 def _backward(
     chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
 ) -> Tensor:

@@ -98,8 +98,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         logs: bounds of logs, of what simulators write, of `services.jsonl` and `metrics.jsonl`.
         restarts: of services that failed.
         torch_threads: in each process.
-        leave_cores_to_learners: assembly, coordination and monitor keep off as many processor cores as the learners
-            have threads, where any are left (Linux). Stepping, learners and simulators may run on all.
+        leave_cores_to_learners: all services but the learners keep off as many processor cores as the learners have
+            threads, where any are left (Linux). Learners and simulators may run on all.
         stop_timeout_s: seconds a service has to stop in order.
         export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
             `onnx` is installed.

@@ -177,6 +177,7 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
     gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)
 
+    @torch.no_grad()
     def run() -> None:
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):

@@ -1,7 +1,8 @@
 """What stale data cost: `python scripts/bench/staleness.py [forced] [exact] [whole] [--seeds 5] [--jobs 2]`.
 
 forced  Each game learns in one process from data of an exact lag of 0, 1, 2, 4 and 8 versions (`exact_lag`), so that
-        nothing but the age of the data differs. The score of a run is the area under its learning curve, over steps
+        nothing but the age of the data differs, for as many steps as its file says (`memory`, the goal game whose goal
+        is hidden: 30,720). The score of a run is the area under its learning curve, over steps
         trained, between the reward of a random policy (0) and that of lag 0 at the end (1, mean over seeds). The
         policy of the self-play game is judged by its points against a fixed opponent, which lag 0 has trained. Prints
         each game's mean score; and for PPO, for MA-POCA and for all games the interquartile mean over runs relative to
@@ -54,17 +55,10 @@ WINDOW: Final = 12_000
 THRESHOLD: Final = 90.0
 
 GAMES: Final = {
-    "balance": Experiment("balance", behavior={"max_steps": 144_000}),
-    "cartpole": Experiment("cartpole", behavior={"max_steps": 30_720}),
-    "rooms": Experiment("rooms", behavior={"max_steps": 36_864}),
-    "scramble": Experiment(
-        "scramble",
-        behavior={
-            "max_steps": 163_840,
-            "self_play": {"save_steps": 16_384, "team_change": 65_536, "swap_steps": 8_192},
-        },
-        simulator={"areas": 32, "count": 1, "options": {"teams": 2}},
-    ),
+    "balance": Experiment("balance"),
+    "cartpole": Experiment("cartpole"),
+    "rooms": Experiment("rooms"),
+    "scramble": Experiment("scramble", simulator={"areas": 32, "count": 1, "options": {"teams": 2}}),
     "memory": Experiment(
         "goal",
         behavior={

@@ -105,7 +105,8 @@ def test_perceptrons_alone_are_derived_without_autograd_to_the_same_bits(actions
     spec = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(3,)),), actions=ActionSpec(**actions))
     ppo = Learner("Test", spec, small_settings(shared_critic=shared), 0)._algorithm
     inputs = (torch.randn(16, 3, generator=torch.Generator().manual_seed(1)),)
-    head, values, pull = ppo.networks.run(inputs)
+    with torch.no_grad():
+        head, values, pull = ppo.networks.run(inputs)
     expected = ppo.networks.both(inputs)
     assert not head.requires_grad
     assert torch.equal(head, expected[0])
@@ -115,7 +116,8 @@ def test_perceptrons_alone_are_derived_without_autograd_to_the_same_bits(actions
     ppo.optimizer.parameters.backward(outputs, gradients)
     by_autograd = ppo.optimizer.parameters.gradient.clone()
     assert by_autograd.any()
-    ppo.optimizer.parameters.backward((), gradients, pull)
+    with torch.no_grad():
+        ppo.optimizer.parameters.backward((), gradients, pull)
     assert torch.equal(ppo.optimizer.parameters.gradient, by_autograd)
 
 

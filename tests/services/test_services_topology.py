@@ -40,10 +40,10 @@ def topology(settings: Settings, folder: Path) -> Topology:
     processes=st.integers(1, 3),
     usable=st.sets(st.integers(0, 127), max_size=40),
 )
-def test_who_is_waited_for_by_nobody_keeps_off_as_many_cores_as_the_learners_have_threads(
+def test_all_but_the_learners_keep_off_as_many_cores_as_these_have_threads(
     learning: int, processes: int, usable: set[int]
 ) -> None:
-    """Only where a core is left; else all share all. Learners and stepping may run on every core."""
+    """Only where a core is left; else all share all. Learners may run on every core."""
     settings = settings_of(learning, processes)
     stepping = {f"stepping-{index}": "" for index in range(processes)}
     run = Run(id="r", directory=Path(), settings=settings, seed=0, capacities={}, addresses=stepping, simulators={})
@@ -53,7 +53,7 @@ def test_who_is_waited_for_by_nobody_keeps_off_as_many_cores_as_the_learners_hav
     if left < 1:
         assert found == {}
         return
-    assert set(found) == {"assembly", "coordination", "monitor"}
+    assert set(found) == {*stepping, "assembly", "coordination", "monitor"}
     assert all(set(cores) <= usable and len(cores) == left for cores in found.values())
     assert len(set(found.values())) == 1
 
