@@ -13,20 +13,21 @@ from numpy.typing import NDArray
 
 from pipeline.specs import ActionSpec
 
-LIMIT: Final = np.float32(3.0)
-"""Continuous samples beyond this, either sign, are the same action to a simulator."""
+LIMIT: Final = 3.0
+"""`network_settings.action_limit` where it is left out (ML-Agents)."""
 
 
-def to_environment(continuous: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Actions in [-1, 1] for a simulator, of raw samples [B, C]: clipped to +-3, divided by 3."""
-    executed = np.minimum(continuous, LIMIT)  # np.clip is one call, but a slower one
-    np.maximum(executed, -LIMIT, out=executed)
-    executed /= LIMIT
+def to_environment(continuous: NDArray[np.float32], limit: float = LIMIT) -> NDArray[np.float32]:
+    """Actions in [-1, 1] for a simulator, of raw samples [B, C]: clipped to +-`limit`, divided by it."""
+    bound = np.float32(limit)
+    executed = np.minimum(continuous, bound)  # np.clip is one call, but a slower one
+    np.maximum(executed, -bound, out=executed)
+    executed /= bound
     return executed
 
 
 def previous_features(
-    actions: ActionSpec, continuous: NDArray[np.float32], discrete: NDArray[np.int32]
+    actions: ActionSpec, continuous: NDArray[np.float32], discrete: NDArray[np.int32], limit: float = LIMIT
 ) -> NDArray[np.float32]:
     """What a network is shown of actions, [B, P]: continuous ones as simulators get them, one 1 for each branch.
 
@@ -34,8 +35,9 @@ def previous_features(
         actions: spec of the actions.
         continuous: [B, C] raw samples.
         discrete: [B, D] choices.
+        limit: of the raw samples.
     """
-    return shown_features(actions, to_environment(continuous), discrete)
+    return shown_features(actions, to_environment(continuous, limit), discrete)
 
 
 def shown_features(

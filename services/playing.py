@@ -208,7 +208,8 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board)
         remedy = "play it with the network_settings and the simulator that it was trained with"
         raise CheckpointError(got=error.got, expected=error.expected, remedy=remedy) from error
     context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
-    recorder = Recorder(context.run.directory / name, name, spec, playing.episodes) if playing.record else None
+    folder, limit = context.run.directory / name, settings.network_settings.action_limit
+    recorder = Recorder(folder, name, spec, playing.episodes, limit) if playing.record else None
     return Player(context, playing, learner, board, recorder)
 
 

@@ -227,7 +227,7 @@ class ActorCritic:
     def _previous(self, batch: Batch) -> tuple[Floats, Floats]:
         """[R, P] of each step's previous action, [s, P] of each segment's last."""
         assert batch.carried is not None
-        done_RP = previous_features(self.actor.actions, batch.continuous, batch.discrete)
+        done_RP = previous_features(self.actor.actions, batch.continuous, batch.discrete, self.actor.action_limit)
         before_RP = np.empty_like(done_RP)
         before_RP[1:] = done_RP[:-1]
         first_q, _ = sequences.divide(batch.lengths, batch.sequence_length)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pipeline import sequences
-from pipeline.actions import LIMIT, shown_features
+from pipeline.actions import shown_features
 from pipeline.demonstrations.library import Demonstrations, load
 from pipeline.learning.schedules import Coefficients, scheduled
 from pipeline.learning.settings import TrainerSettings
@@ -218,7 +218,7 @@ def imitation_loss(
         masks_BK: True = forbidden.
     """
     actions = actor.actions
-    loss = (head_BH[:, : actions.continuous] / float(LIMIT) - continuous_BC).square().sum(1).mean()
+    loss = (head_BH[:, : actions.continuous] / actor.action_limit - continuous_BC).square().sum(1).mean()
     if actions.discrete:
         logits_BK = head_BH[:, actions.continuous : actor.outputs]
         if masks_BK is not None:
@@ -239,5 +239,5 @@ def deviation_loss(actor: Actor, head_BH: Tensor, continuous_BC: Tensor) -> Tens
     if not actor.actions.continuous:
         return torch.zeros(())
     log_sigma_C = actor.log_sigma.clamp(min=_LEAST_LOG_SIGMA)
-    errors_BC = (continuous_BC * float(LIMIT) - head_BH[:, : actor.actions.continuous]) / log_sigma_C.exp()
+    errors_BC = (continuous_BC * actor.action_limit - head_BH[:, : actor.actions.continuous]) / log_sigma_C.exp()
     return (0.5 * errors_BC.square() + log_sigma_C).sum(1).mean()

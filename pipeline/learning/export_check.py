@@ -156,7 +156,7 @@ def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any]) -> d
     if not (np.abs(sampled_BC) <= 1).all():
         raise _wrong(policy, f"continuous_actions {sampled_BC.tolist()}", "numbers from -1 to 1")
     name = "deterministic_continuous_actions"
-    return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count])).max())}
+    return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count], policy.actor.action_limit)).max())}
 
 
 def _discrete(

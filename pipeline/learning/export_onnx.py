@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.actions import LIMIT
 from pipeline.learning import export_layers as layers
 from pipeline.learning.export_layers import Graph
 from pipeline.learning.export_policy import (
@@ -102,16 +101,17 @@ def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) ->
     if actions.continuous:
         sigma = graph.constant(policy.actor.log_sigma.exp())
         noise = graph.add("Mul", graph.add("RandomNormalLike", means), sigma)
-        _executed(graph, graph.add("Add", means, noise), "continuous_actions")
-        _executed(graph, means, "deterministic_continuous_actions")
+        limit = policy.actor.action_limit
+        _executed(graph, graph.add("Add", means, noise), limit, "continuous_actions")
+        _executed(graph, means, limit, "deterministic_continuous_actions")
     if actions.discrete:
         _choose(graph, actions, logits)
 
 
-def _executed(graph: Graph, raw: str, output: str) -> None:
+def _executed(graph: Graph, raw: str, limit: float, output: str) -> None:
     """Continuous actions as a simulator gets them."""
-    clipped = graph.add("Clip", raw, min=-float(LIMIT), max=float(LIMIT))
-    graph.add("Div", clipped, graph.constant(float(LIMIT)), output=output)
+    clipped = graph.add("Clip", raw, min=-limit, max=limit)
+    graph.add("Div", clipped, graph.constant(limit), output=output)
 
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:

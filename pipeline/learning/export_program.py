@@ -20,7 +20,6 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 from torch import Tensor, nn
 
-from pipeline.actions import LIMIT
 from pipeline.learning.export_policy import (
     MASKS,
     MEMORY_IN,
@@ -88,7 +87,7 @@ class Program(nn.Module):
         return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
 
     def _continuous(self, means: Tensor) -> dict[str, Tensor]:
-        limit = float(LIMIT)
+        limit = self.actor.action_limit
         raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
         return {
             "continuous_actions": raw.clamp(-limit, limit) / limit,

@@ -235,7 +235,7 @@ class GroupNetworks:
                 continue
             encoder = self.actor.encoder if own else self.critic.encoder(name)
             joined = encoder.join(_both(members.observations, members.next_observations))
-            done = _done(members, spec)
+            done = _done(members, spec, self.actor.action_limit)
             before = self._before(batch, done) if own and encoder.previous else None
             prepared.joined.append(joined)
             prepared.inputs.append(encoder.prepare(joined, before))
@@ -345,11 +345,11 @@ def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.flo
     return [np.concatenate(columns) for columns in zip(rows, following, strict=True)]
 
 
-def _done(members: Members, spec: BehaviorSpec) -> Floats:
+def _done(members: Members, spec: BehaviorSpec, limit: float) -> Floats:
     """[r + s, features] what was done at each decision, and at that which followed; nothing where nobody has acted."""
     actions, rows = spec.actions, len(members.times) + len(members.next_times)
     continuous = np.concatenate([members.continuous, members.next_continuous])
     discrete = np.concatenate([members.discrete, members.next_discrete])
     if not continuous.shape[1] + discrete.shape[1]:
         return np.zeros((rows, actions.continuous + actions.mask_size), np.float32)
-    return previous_features(actions, continuous, discrete)
+    return previous_features(actions, continuous, discrete, limit)

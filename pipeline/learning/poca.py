@@ -253,6 +253,7 @@ class POCA:
             own.discrete,
             batch.ended,
             batch.lives,
+            self.actor.action_limit,
         )
 
     def _recurrence(self, batch: GroupBatch, prepared: Prepared) -> Recurrence | None:

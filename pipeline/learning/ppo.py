@@ -193,6 +193,7 @@ class PPO:
             batch.discrete,
             batch.ended,
             batch.lives,
+            self.actor.action_limit,
         )
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ P = C + K features of a previous action, M values of a recurrent memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
 from pipeline.networks.recurrent import Layout, Recurrent
 from pipeline.networks.settings import NetworkSettings
 from pipeline.networks.weights import to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec
+from pipeline.specs import BehaviorSpec
 
 VALUE_GAIN: Final = 1.0
 
@@ -42,6 +43,7 @@ class Actor(nn.Module):
 
     Attributes:
         outputs: H, those that are not values.
+        action_limit: of raw samples, for what simulators get.
         carried: numbers that an agent carries from one decision to the next: M, then P where they are shown.
 
     Raises:
@@ -64,6 +66,7 @@ class Actor(nn.Module):
         gains = [mean] * spec.actions.continuous + [logit] * spec.actions.mask_size
         self.outputs = len(gains)
         self.body = self.encoder.body(settings, [*gains, *[VALUE_GAIN] * values], source)
+        self.action_limit = settings.action_limit
         self.carried = settings.carried(spec.actions)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
@@ -112,7 +115,8 @@ class Actor(nn.Module):
             return Acting(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
         remembered = self.carried - self.encoder.previous
         body = self.body.frozen(self.outputs)
-        return Carrying(self.encoder.frozen(), body, sampler, self.actions, remembered, self.encoder.previous)
+        features = partial(previous_features, self.actions, limit=self.action_limit)
+        return Carrying(self.encoder.frozen(), body, sampler, features, remembered, self.encoder.previous)
 
 
 class Acting:
@@ -168,24 +172,24 @@ class Carrying(Acting):
         encode: from observations and previous actions to the body's input.
         body: from there to means and logits; where there is a memory, of that too, with the memory after it.
         sampler: from there to actions.
-        actions: spec of the actions.
+        features: what is shown of actions, of raw samples and choices.
         remembered: M.
     """
 
-    __slots__ = ("_actions", "_remembered", "carried")
+    __slots__ = ("_features", "_remembered", "carried")
 
     def __init__(
         self,
         encode: Encode,
         body: Callable[..., Any],
         sampler: distributions.Sampler,
-        actions: ActionSpec,
+        features: Callable[..., NDArray[np.float32]],
         remembered: int,
         previous: int,
     ) -> None:
         super().__init__(encode, body, sampler)
         self.carried = remembered + previous
-        self._actions = actions
+        self._features = features
         self._remembered = remembered
 
     def act(
@@ -209,7 +213,7 @@ class Carrying(Acting):
             outputs = self._body(features)
         choices = self._sampler.sample(outputs, masks, generator, deterministic)
         if shown is not None:
-            carried[:, remembered:] = previous_features(self._actions, *choices[:2])
+            carried[:, remembered:] = self._features(*choices[:2])
         return choices
 
 

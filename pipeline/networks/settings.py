@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeline.actions import LIMIT
 from pipeline.specs import ActionSpec
 
 VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
@@ -42,6 +43,8 @@ class NetworkSettings(BaseModel):
         previous_action: show the networks what the agent did at its last decision: continuous actions as the simulator
             got them, discrete ones as one 1 per branch; zeros at the first decision of an episode.
         activation: function of the hidden units; image encoders keep their leaky ReLU.
+        action_limit: continuous samples are clipped to +- this and divided by it, so that simulators get [-1, 1]. The
+            standard deviation starts at 1: a limit of 1 explores three times as far as 3, ML-Agents' own.
         initialization: how weights of the body and of the outputs are drawn; image and entity encoders, hypernetworks
             and recurrent layers keep their own.
     """
@@ -57,6 +60,7 @@ class NetworkSettings(BaseModel):
     deterministic: bool = False
     previous_action: bool = False
     activation: Activation = "silu"
+    action_limit: float = Field(default=LIMIT, gt=0)
     initialization: Initialization = "he_normal"
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.actions import to_environment
+from pipeline.actions import LIMIT, to_environment
 from pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, encode, joined, stacked
 from pipeline.files import write_atomically
 from pipeline.messages.service import Segments
@@ -26,9 +26,13 @@ class Recorder:
         behavior: name.
         spec: of it.
         wanted: the last life to record; 0 for all.
+        action_limit: of raw samples, for what simulators get.
     """
 
-    def __init__(self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0) -> None:
+    def __init__(
+        self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0, action_limit: float = LIMIT
+    ) -> None:
+        self._limit = action_limit
         self._folder = folder
         self._behavior = behavior
         self._spec = spec
@@ -52,7 +56,7 @@ class Recorder:
         """
         told = segments.episodes.agents
         self._told.update(told[told <= self._wanted].tolist() if self._wanted else told.tolist())
-        for life, part, over in _parts(segments, self._wanted):
+        for life, part, over in _parts(segments, self._wanted, self._limit):
             self._open.setdefault(life, []).append(part)
             if over:
                 self._whole[life] = joined(self._open.pop(life))
@@ -84,7 +88,7 @@ class Recorder:
         self._ended, self._bytes = [], 0
 
 
-def _parts(segments: Segments, wanted: int) -> Iterator[tuple[int, Arrays, bool]]:
+def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int, Arrays, bool]]:
     """Life, columns and whether it is over, of each segment that is wanted."""
     ends = np.cumsum(segments.lengths)
     over = segments.terminated | segments.interrupted
@@ -92,7 +96,7 @@ def _parts(segments: Segments, wanted: int) -> Iterator[tuple[int, Arrays, bool]
         rows, one = slice(int(ends[at] - segments.lengths[at]), int(ends[at])), slice(at, at + 1)
         part = {name: getattr(segments, name)[one] for name in PER_EPISODE}
         part |= {name: getattr(segments, name)[rows] for name in PER_STEP}
-        part["continuous"] = to_environment(part["continuous"])
+        part["continuous"] = to_environment(part["continuous"], limit)
         for number, column in enumerate(segments.observations):
             part[f"observation.{number}"] = column[rows]
         for number, column in enumerate(segments.next_observations):

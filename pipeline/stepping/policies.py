@@ -64,6 +64,7 @@ class CurrentPolicy:
         self._actor = Actor(spec, settings)
         self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
+        self._limit = settings.action_limit
         self._generator = generator
 
     def load(self, weights: PolicyWeights) -> None:
@@ -91,9 +92,8 @@ class CurrentPolicy:
         continuous, discrete, log_probs = self._acting.act(
             observations, masks, self._generator, self._deterministic, carried
         )
-        return Chosen(
-            continuous=continuous, executed=to_environment(continuous), discrete=discrete, log_probs=log_probs
-        )
+        executed = to_environment(continuous, self._limit)
+        return Chosen(continuous=continuous, executed=executed, discrete=discrete, log_probs=log_probs)
 
 
 class Policies:

@@ -6,7 +6,7 @@ The learner alone, without services: one environment for each seed, whose steps 
 Horizon, minibatches, epochs, rates, gamma, lambda, clip range and entropy weight are CleanRL's in both presets:
 
 plain     everything else as it is by default here, with observations normalized: SiLU, He-normal weights, the gradient
-          not clipped, rewards as they come.
+          not clipped, rewards as they come; but samples are clipped to +-1 (`action_limit`), as in CleanRL.
 cleanrl   what else `ppo_continuous_action.py` does and a setting offers: tanh, orthogonal weights, the gradient's norm
           clipped to 0.5, Adam's epsilon 1e-5, rewards normalized, the value loss clipped.
 
@@ -61,7 +61,7 @@ PLAIN: Final[dict[str, Any]] = {
         "beta_schedule": "constant",
         "epsilon_schedule": "constant",
     },
-    "network_settings": {"normalize": True, "hidden_units": 64},
+    "network_settings": {"normalize": True, "hidden_units": 64, "action_limit": 1.0},
     "reward_signals": {"extrinsic": {}},
 }
 CLEANRL: Final[dict[str, Any]] = {
@@ -110,7 +110,7 @@ class Rollouts:
         returns: list[tuple[float, int]] = []
         for row in range(HORIZON):
             sampled, _, log_prob = actor.act((self._observation[None],), None, self._generator)
-            action = self._middle + self._half * to_environment(sampled)[0]
+            action = self._middle + self._half * to_environment(sampled, network.action_limit)[0]
             observation, reward, terminated, truncated, _ = self._env.step(action)
             rows["observations"][row] = self._observation
             rows["continuous"][row], rows["log_probs"][row], rows["rewards"][row] = sampled[0], log_prob[0], reward

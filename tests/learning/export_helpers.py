@@ -35,6 +35,7 @@ KINDS: dict[str, Kind] = {
     "goal-as-vector": ((GOAL, VECTOR), HYBRID, {"goal_conditioning_type": "none", "normalize": True}),
     "goal-hyper": ((GOAL, VECTOR), HYBRID, {"normalize": True}),
     "goal-hyper-one-layer": ((VECTOR, GOAL), CONTINUOUS, {"num_layers": 1}),
+    "limit": ((VECTOR,), HYBRID, {"action_limit": 0.05}),
     "tanh": ((VECTOR, FAR), HYBRID, {"activation": "tanh"}),
     "tanh-goal-memory": ((GOAL, VECTOR), HYBRID, {"activation": "tanh", "memory": MEMORY}),
     "image": ((IMAGE,), DISCRETE, {}),

@@ -143,6 +143,14 @@ def test_large_means_are_not_clipped() -> None:
     assert found == pytest.approx([0.0, 2.0, 8.0])
 
 
+def test_the_demonstrated_mean_is_what_the_limit_makes_of_it() -> None:
+    spec = SPECS["continuous"]
+    actor, _ = cloning(spec)
+    actor.action_limit = 0.5
+    shown, none = torch.tensor([[1.0, -0.5]]), torch.zeros(1, 0, dtype=torch.int64)
+    assert imitation_loss(actor, torch.tensor([[0.5, -0.25]]), shown, none, None).item() == 0
+
+
 def test_forbidden_choices_get_no_gradient() -> None:
     """Logits of masked choices are neither pulled nor pushed."""
     spec = SPECS["discrete"]

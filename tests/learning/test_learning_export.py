@@ -76,7 +76,8 @@ def agrees(checkpoint, model, rows: int, seed: int) -> None:
     carried = given_["recurrent_in"][:, 0].copy() if policy.memory else None
     raw, discrete, _ = acting(checkpoint).act(observations, masks, torch.Generator(), True, carried)
     if policy.spec.actions.continuous:
-        np.testing.assert_allclose(got["deterministic_continuous_actions"], to_environment(raw), atol=1e-4)
+        executed = to_environment(raw, policy.actor.action_limit)
+        np.testing.assert_allclose(got["deterministic_continuous_actions"], executed, atol=1e-4)
     if policy.spec.actions.discrete:
         np.testing.assert_array_equal(got["deterministic_discrete_actions"], discrete)
     if carried is not None:

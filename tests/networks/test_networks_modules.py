@@ -244,6 +244,7 @@ def test_a_new_policy_is_close_to_the_middle_and_sigma_starts_at_1():
 def test_actions_for_the_simulator_are_clipped_to_3_and_divided_by_3():
     raw = np.float32([[-7, -3, -1.5, 0, 3, 4]])
     np.testing.assert_array_equal(to_environment(raw), np.float32([[-1, -1, -0.5, 0, 1, 1]]))
+    np.testing.assert_array_equal(to_environment(raw, 4.0), np.float32([[-1, -0.75, -0.375, 0, 0.75, 1]]))
 
 
 def test_a_critic_gives_a_value_per_signal():

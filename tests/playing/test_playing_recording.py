@@ -145,6 +145,16 @@ def test_what_was_played_is_what_is_read(
         assert recorder.files == sorted(Path(folder).glob("made/*"))
 
 
+def test_actions_are_recorded_as_the_limit_of_the_policy_makes_them(tmp_path: Path) -> None:
+    whole = message([Split(played(random.Random(0), 1, 40), 0, 40)])
+    recorder = Recorder(tmp_path, "B", SPEC, action_limit=0.5)
+    recorder.add(whole)
+    recorder.flush()
+    found = read(recorder.files[0]).columns["continuous"]
+    np.testing.assert_array_equal(found, np.clip(whole.continuous, -0.5, 0.5) * 2)
+    assert (np.abs(whole.continuous) > 0.5).any()
+
+
 def test_a_second_flush_writes_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "B", SPEC)
     recorder.add(message([Split(played(random.Random(0), 1, 2), 0, 2)]))

@@ -46,6 +46,7 @@ behaviors:
       previous_action: true
       activation: tanh
       initialization: orthogonal
+      action_limit: 1.5
     reward_signals:
       extrinsic:
         gamma: 0.9
@@ -69,6 +70,7 @@ behaviors:
           deterministic: false
           activation: silu
           initialization: he_normal
+          action_limit: 2.5
         learning_rate: 1.0e-3
         encoding_size: 128
         demo_path: demos/expert.demo

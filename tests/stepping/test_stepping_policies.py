@@ -50,6 +50,18 @@ def test_a_policy_acts_with_the_weights_loaded_last_and_keeps_nothing_of_earlier
     assert not np.array_equal(got.continuous, old.continuous)
 
 
+@pytest.mark.parametrize("previous", [False, True])
+def test_the_limit_decides_what_a_sample_is_to_simulators_and_to_the_next_decision(previous):
+    network = SMALL.model_copy(update={"action_limit": 0.5, "previous_action": previous})
+    current = policy(1, network=network)
+    carried = np.zeros((4, current.carried), np.float32)
+    chosen = current.act(OBSERVATIONS, None, carried)
+    np.testing.assert_array_equal(chosen.executed, np.clip(chosen.continuous, -0.5, 0.5) * 2)
+    assert (np.abs(chosen.continuous) > 0.5).any()
+    if previous:
+        np.testing.assert_array_equal(carried[:, : chosen.executed.shape[1]], chosen.executed)
+
+
 def test_weights_that_do_not_fit_leave_the_policy_as_it_was():
     current, twin = policy(1), policy(1)
     wrong = weights(2)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.actions import shown_features, to_environment
+from pipeline.actions import LIMIT, shown_features, to_environment
 from pipeline.demonstrations.library import Demonstrations
 from pipeline.networks.encoders import Encoder, Inputs
 from pipeline.networks.initialization import HIDDEN_GAINS, draw
@@ -60,6 +60,7 @@ class Steps:
         discrete: NDArray[np.int32],
         ended_s: NDArray[np.bool_],
         lives_s: NDArray[np.int64],
+        action_limit: float = LIMIT,
     ) -> Steps:
         """Those of segments: `continuous` are raw samples. A segment may have no step at all."""
         rows, stepped = int(lengths_s.sum()), np.flatnonzero(lengths_s)
@@ -72,7 +73,7 @@ class Steps:
             actions=actions,
             observations=tuple(map(np.concatenate, zip(observations, next_observations, strict=True))),
             following=following,
-            continuous=to_environment(continuous),
+            continuous=to_environment(continuous, action_limit),
             discrete=discrete,
             ended=ended,
             lives=np.repeat(lives_s, lengths_s),
