@@ -2,12 +2,12 @@
 
 forced  Each game learns in one process from data of an exact lag of 0, 1, 2, 4 and 8 versions (`exact_lag`), so that
         nothing but the age of the data differs, for as many steps as its file says (`memory`, the goal game whose goal
-        is hidden: 30,720). The score of a run is the area under its learning curve, over steps
-        trained, between the reward of a random policy (0) and that of lag 0 at the end (1, mean over seeds). The
-        policy of the self-play game is judged by its points against a fixed opponent, which lag 0 has trained. Prints
-        each game's mean score; and for PPO, for MA-POCA and for all games the interquartile mean over runs relative to
-        lag 0 with a 95 % interval, bootstrapped within games (Agarwal et al. 2021, arXiv 2108.13264, section 4.2).
-        --set KEY=VALUE changes a hyperparameter: `--set decoupled_objective=false ratio=joint` is plain PPO.
+        is hidden: 30,720). The score of a run is the area under its learning curve, over steps trained, between the
+        reward of a random policy (0) and that of lag 0 at the end (1, mean over seeds). The policy of the self-play
+        game is judged by its points against a fixed opponent, which lag 0 has trained. Prints each game's mean score;
+        and for PPO, for MA-POCA and for all games the interquartile mean over runs relative to lag 0 with a 95 %
+        interval, bootstrapped within games (Agarwal et al. 2021, arXiv 2108.13264, section 4.2). --set KEY=VALUE
+        changes a hyperparameter: `--set decoupled_objective=false ratio=joint` is plain PPO.
 exact   3DBall with ML-Agents' own file and 12 agents over Unity's protocol (a stand-in for the game), exact lag 0 and
         1: steps until the mean return of the last 12,000 steps is above 90.
 whole   The same with 64 agents in whole runs, overlap and lockstep in turn: steps and wall-clock seconds until then.
