@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from pipeline.learning.parameters import FlatParameters, Pull
 from pipeline.networks.device import PROCESSOR
@@ -20,14 +19,13 @@ _USUAL: Final[Any] = {
     "weight_decay": 0.0,
     "amsgrad": False,
     "maximize": False,
-    "fused": True,
 }
 
 
 class Adam:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980); a step that would not be finite is not made.
 
-    PyTorch's function without its optimiser class, whose hooks take longer than a small network's step.
+    PyTorch's operator without its optimiser class, whose bookkeeping takes longer than a small network's step.
 
     Attributes:
         device: where the parameters, their gradients and its state are.
@@ -65,7 +63,7 @@ class Adam:
         flat = self.parameters.flat.detach()
         self.moments = {"step": flat.new_zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
         self._state: Any = {
-            "params": [flat],
+            "self": [flat],
             "grads": [self.parameters.gradient],
             "exp_avgs": [self.moments["exp_avg"]],
             "exp_avg_sqs": [self.moments["exp_avg_sq"]],
@@ -95,7 +93,8 @@ class Adam:
             return False
         if self._max_norm is not None and self.gradient_norm > self._max_norm:
             gradient.mul_(self._max_norm / self.gradient_norm)
-        adam(**self._state, lr=self.learning_rate, eps=self._epsilon, **_USUAL)
+        self.moments["step"].add_(1)
+        torch._fused_adam_(**self._state, lr=self.learning_rate, eps=self._epsilon, **_USUAL)
         return True
 
     def grown(self) -> Adam:

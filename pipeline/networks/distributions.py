@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -107,8 +106,7 @@ class Sampler:
         return discrete_BD, log_prob_B
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     """One branch of an `Evaluation`.
 
     Attributes:
@@ -124,8 +122,7 @@ class Branch:
     entropy: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What a distribution says of given actions, and what a loss of that says to the network.
 
     Attributes:
@@ -155,7 +152,7 @@ class Evaluation:
         # Of a joint action every part has the same gradient.
         joint = log_prob_gradient.dim() == 1
         gradient_BP = log_prob_gradient.unsqueeze(1) if joint else log_prob_gradient
-        of_means_BC = gradient_BP if joint else gradient_BP[:, :dimensions]
+        of_means_BC = gradient_BP[:, :dimensions] if self.branches and not joint else gradient_BP
         parts = [self.noise.div(self.sigma).mul_(of_means_BC)] if dimensions else []
         for number, branch in enumerate(self.branches, start=dimensions):
             gradient_B1 = gradient_BP if joint else gradient_BP[:, number : number + 1]
@@ -191,7 +188,8 @@ def evaluate(
         per_dimension: log-probabilities are those of each dimension and branch instead of the joint action's.
     """
     sigma_C = log_sigma_C.exp()
-    noise_BC = continuous_BC.sub(head_BH[:, : actions.continuous]).div_(sigma_C)
+    means_BC = head_BH[:, : actions.continuous] if actions.discrete else head_BH
+    noise_BC = continuous_BC.sub(means_BC).div_(sigma_C)
     squares_BC = noise_BC.square()
     log_prob = (_each_log_prob if per_dimension else _gaussian_log_prob)(squares_BC, log_sigma_C)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
@@ -214,7 +212,7 @@ def _gaussian_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
 
 def _each_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
     """[B, C] the same of each dimension by itself."""
-    return squares_BC.mul(-0.5).sub_(log_sigma_C).sub_(0.5 * _LOG_2PI)
+    return log_sigma_C.add(0.5 * _LOG_2PI).neg_().sub(squares_BC, alpha=0.5)
 
 
 def _log_normalizer(log_sigma_C: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from pipeline.networks.activations import FUNCTIONS, Function
 from pipeline.networks.initialization import HIDDEN_GAINS, draw
@@ -70,10 +69,10 @@ class Perceptron(nn.Module):
         return _infer(_affine(self._chain), FUNCTIONS[self.activation].in_place, rows_BF)
 
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Outputs [B, O], and what adds a gradient of them to the parameters' `grad`; both under `no_grad`."""
+        """Outputs [B, O], and what sets the parameters' `grad` by a gradient of them; both under `no_grad`."""
         function = FUNCTIONS[self.activation]
         outputs_BO, activations = _forward(self._chain, function, rows_BF)
-        return outputs_BO, partial(_backward, self._chain, function, activations)
+        return outputs_BO, partial(_backward, self._chain, function, activations, _set)
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
@@ -126,7 +125,7 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True; expected a first derivative only; build it of torch.nn layers")
-        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, gradient_BO)
+        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, _accumulate, gradient_BO)
         return gradient_BU.mm(ctx.chain[0]) if ctx.needs_input_grad[0] else None, None, None, None
 
 
@@ -135,16 +134,20 @@ def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor)
     *hidden, weight_OU, bias_O = chain
     hidden_BU, activations = rows_BF, [rows_BF]
     for weight_UF, bias_U in zip(hidden[::2], hidden[1::2], strict=True):
-        sum_BU = linear(hidden_BU, weight_UF, bias_U)
+        sum_BU = torch.addmm(bias_U, hidden_BU, weight_UF.t())
         hidden_BU = function.forward(sum_BU)
         activations += (sum_BU, hidden_BU)
-    return linear(hidden_BU, weight_OU, bias_O), activations
+    return torch.addmm(bias_O, hidden_BU, weight_OU.t()), activations
 
 
 def _backward(
-    chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
+    chain: Sequence[nn.Parameter],
+    function: Function,
+    activations: Sequence[Tensor],
+    keep: Callable[[nn.Parameter, nn.Parameter, Tensor, Tensor], None],
+    gradient_BO: Tensor,
 ) -> Tensor:
-    """Adds the gradient to the parameters' own.
+    """Derives each layer's parameters, and `keep`s their gradients.
 
     Returns:
         That of the sums of the first layer, [B, U].
@@ -153,9 +156,9 @@ def _backward(
     gradient = gradient_BO
     for layer in range(len(weights) - 1, 0, -1):
         sum_BU, hidden_BU = activations[2 * layer - 1 : 2 * layer + 1]
-        _accumulate(weights[layer], biases[layer], gradient, hidden_BU)
+        keep(weights[layer], biases[layer], gradient, hidden_BU)
         gradient = function.backward(gradient.mm(weights[layer]), sum_BU, hidden_BU)
-    _accumulate(weights[0], biases[0], gradient, activations[0])
+    keep(weights[0], biases[0], gradient, activations[0])
     return gradient
 
 
@@ -165,6 +168,14 @@ def _accumulate(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, i
         weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
     weight.grad.addmm_(gradient_BU.t(), inputs_BF)
     bias.grad.add_(gradient_BU.sum(0))
+
+
+def _set(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
+    """Makes a linear layer's gradient what its parameters have; `grad` is there already."""
+    assert weight.grad is not None
+    assert bias.grad is not None
+    torch.mm(gradient_BU.t(), inputs_BF, out=weight.grad)
+    torch.sum(gradient_BU, 0, out=bias.grad)
 
 
 def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
