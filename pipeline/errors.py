@@ -22,6 +22,7 @@ A message says what was got, what was expected and what to do about it.
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Final
 
 
@@ -142,3 +143,13 @@ def first_failure(failure: BaseException) -> BaseException:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs the libraries of an extra, or those of all simulators, from the oldest that work."""
+    libraries = []
+    for requirement in metadata.requires("sparring") or ():
+        library, _, marker = requirement.partition(";")
+        if f'extra == "{extra}"' in marker if extra else not marker:
+            libraries.append(library.strip())
+    return "pip install " + " ".join(map(repr, libraries))

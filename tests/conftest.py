@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,3 +45,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     last = nextitem is None or item.path != nextitem.path
     if last or item.get_closest_marker("slow"):
         gc.collect()
+
+
+def pytest_sessionfinish() -> None:
+    """The only import name is `sparring`: its folders are never imported beside it."""
+    wrong = {name for name in sys.modules if name.partition(".")[0] in ("pipeline", "services")}
+    assert not wrong, f"got modules {sorted(wrong)[:4]}; expected them below sparring only"

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from pipeline import files
+from sparring.pipeline import files
 
 
 def full(file: BinaryIO, data: bytes) -> None:

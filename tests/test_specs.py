@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
 
 NAMES = st.text(st.characters(exclude_characters="?", exclude_categories=["Cs"]), min_size=1)
 

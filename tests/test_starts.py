@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.starts import comes_before, start_name
+from sparring.pipeline.messages.starts import comes_before, start_name
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 import structlog
 from trio.testing import MockClock
 
-from pipeline.errors import NoRoom
-from pipeline.metrics import Registry
-from pipeline.progress import Progress
-from pipeline.writing import COUNTER, Writing
+from sparring.pipeline.errors import NoRoom
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.progress import ProgressTracker
+from sparring.pipeline.monitoring.writing import COUNTER, Writing
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ class Disk:
 
     def __init__(self, room_at: float) -> None:
         self.registry = Registry("learning-Walk", "learning-Walk.1")
-        self.progress = Progress(self.registry, anyio.current_time)
+        self.progress = ProgressTracker(self.registry, anyio.current_time)
         self.writing = Writing(self.registry, structlog.get_logger(), anyio.current_time, 20.0, self.progress)
         self.said: list[str] = []
         self._room_at = room_at

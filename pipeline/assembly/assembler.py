@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.assembly.block import Block, Piece, Slots
-from pipeline.assembly.columns import cut, joined
-from pipeline.assembly.log import Lines
-from pipeline.assembly.notes import Account, Notes
-from pipeline.messages.service import BehaviorSteps, Ended, Reported, Segments
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.assembly.block import Block, SegmentSlice, Slots
+from sparring.pipeline.assembly.columns import cut, joined
+from sparring.pipeline.assembly.log import Lines
+from sparring.pipeline.assembly.notes import Account, Notes
+from sparring.pipeline.messages.service import AgentsEnded, BehaviorSteps, OutcomesReported, Segments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +194,7 @@ class Assembler:
         self._notes.untold(block.agents[slots])
         block.free(slots)
 
-    def _end(self, ended: Ended) -> int:
+    def _end(self, ended: AgentsEnded) -> int:
         """Returns how many steps it completed."""
         block = self.block
         done = block.complete(ended.slots, ended.rewards, ended.group_rewards)
@@ -224,7 +224,7 @@ class Assembler:
         gone: NDArray[np.bool_] = ~np.isin(groups, self.block.groups[left]) | (groups == 0)
         return gone
 
-    def _report(self, reported: Reported, part: slice) -> tuple[int, tuple[Slots, Lines | None]]:
+    def _report(self, reported: OutcomesReported, part: slice) -> tuple[int, tuple[Slots, Lines | None]]:
         """Returns how many steps it completed; all agents with the rows of their decisions, None if one has none."""
         block = self.block
         slots = reported.slots[part]
@@ -256,7 +256,7 @@ class Assembler:
         """Finished segments in messages of at most `largest` steps."""
         block = self.block
         while block.closed_steps >= (1 if everything else self._sizes.flush):
-            pieces: list[Piece] = []
+            pieces: list[SegmentSlice] = []
             steps = 0
             while block.closed and steps + len(block.closed[0].rows) <= self._sizes.largest:
                 piece = block.closed.pop(0)
@@ -273,7 +273,7 @@ class Assembler:
         if serial or (everything and self._notes):
             yield self._message([], serial)
 
-    def _message(self, pieces: list[Piece], serial: int) -> Segments:
+    def _message(self, pieces: list[SegmentSlice], serial: int) -> Segments:
         log = self.block.log
         rows = joined([piece.rows for piece in pieces], np.int64)
         following = joined([piece.following for piece in pieces], np.int64)

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assembly.log import Lines, StepLog
-from pipeline.messages.service import Acted, Joined
+from sparring.pipeline.assembly.log import Lines, StepLog
+from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -23,7 +23,7 @@ _FIRST_SLOTS: Final = 16
 _FIRST_STEPS: Final = 16
 
 
-class Kept(Protocol):
+class FinishedSegments(Protocol):
     """Finished segments as rows of the log, which keeps these.
 
     Attributes:
@@ -36,7 +36,7 @@ class Kept(Protocol):
 
 
 @dataclass(slots=True)
-class Piece:
+class SegmentSlice:
     """Finished segments, one after the other, as rows of the log; with the other names as in `Segments`.
 
     Attributes:
@@ -56,12 +56,12 @@ class Piece:
     simulators: NDArray[np.int32]
     draws: NDArray[np.int64]
 
-    def part(self, segments: slice) -> Piece:
+    def part(self, segments: slice) -> SegmentSlice:
         """Some of the segments."""
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
         rows = slice(int(starts[segments.start or 0]), int(starts[len(self.lengths[: segments.stop])]))
         values = {name: getattr(self, name)[segments] for name in self.__slots__ if name != "rows"}
-        return Piece(rows=self.rows[rows], **values)
+        return SegmentSlice(rows=self.rows[rows], **values)
 
 
 class Block:
@@ -103,7 +103,7 @@ class Block:
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
         self.log = StepLog()
-        self.closed: list[Piece] = []
+        self.closed: list[SegmentSlice] = []
         self.closed_steps = 0
         self.live: Mask = np.zeros(_FIRST_SLOTS, bool)
         self.seen: Mask = np.zeros(_FIRST_SLOTS, bool)
@@ -125,7 +125,7 @@ class Block:
 
     # ---------------------------------------------------------------- writing
 
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: AgentsStarted) -> None:
         """Gives slots to agents; one that is here already keeps its open segment."""
         slots = joined.slots
         stranger = ~(self.live[slots] & (self.agents[slots] == joined.agents))
@@ -192,7 +192,7 @@ class Block:
         observations: tuple[NDArray[Any], ...],
         rewards: NDArray[np.float32],
         group_rewards: NDArray[np.float32] | None,
-        acted: Acted,
+        acted: ActionsChosen,
         part: slice,
     ) -> None:
         """Writes several wake-ups in which the same agents, all here, decided and acted, and nothing else happened.
@@ -222,7 +222,7 @@ class Block:
         """Writes what agents saw at their end; the row of each."""
         return self._add(observations)
 
-    def act(self, acted: Acted, part: slice, slots: Slots, rows: Lines | None) -> None:
+    def act(self, acted: ActionsChosen, part: slice, slots: Slots, rows: Lines | None) -> None:
         """Writes the actions chosen for decisions that are in the log.
 
         Args:
@@ -258,7 +258,7 @@ class Block:
         self._path[slots, :moved] = self._path[slots, self.horizon : self.horizon + moved]
         self.lengths[slots] = beyond
 
-    def close(self, slots: Slots, following: Lines) -> Piece:
+    def close(self, slots: Slots, following: Lines) -> SegmentSlice:
         """Finishes the open segments of `slots`, each of at least one step, without ending them.
 
         Args:
@@ -268,7 +268,7 @@ class Block:
         The caller sets the flags of the piece, and the new lengths.
         """
         lengths, rows = self.steps_of(slots)
-        piece = Piece(
+        piece = SegmentSlice(
             lengths=lengths,
             rows=rows,
             following=following,
@@ -373,6 +373,6 @@ class Block:
         for kept in self._kept():
             kept.rows, kept.following = numbers[kept.rows], numbers[kept.following]
 
-    def _kept(self) -> Iterable[Kept]:
+    def _kept(self) -> Iterable[FinishedSegments]:
         """Everything finished that is not sent yet."""
         return self.closed

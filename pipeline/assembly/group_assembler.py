@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.block import Slots
-from pipeline.assembly.columns import cut as part_of
-from pipeline.assembly.group_messages import divided, message
-from pipeline.assembly.groups import Closed, Earned, Groups, Mask, Places
-from pipeline.assembly.log import Lines
-from pipeline.assembly.members import Happened, Members, observations
-from pipeline.assembly.notes import Account
-from pipeline.messages.service import BehaviorSteps, Ended, Joined, Reported, Segments
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.block import Slots
+from sparring.pipeline.assembly.columns import cut as part_of
+from sparring.pipeline.assembly.group_messages import divided, message
+from sparring.pipeline.assembly.groups import ClosedGroupSegments, Groups, Mask, MemberRewards, Places
+from sparring.pipeline.assembly.log import Lines
+from sparring.pipeline.assembly.members import BehaviorMembers, TickEvents, observations
+from sparring.pipeline.assembly.notes import Account
+from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported, Segments
 
 _NOBODY: Slots = np.empty(0, np.int32)
 
@@ -32,7 +32,7 @@ _NOBODY: Slots = np.empty(0, np.int32)
 class _Move(NamedTuple):
     """Members of one behavior name that go on in another group, and the keys of the groups that they leave."""
 
-    one: Members
+    one: BehaviorMembers
     slots: Slots
     keys: NDArray[np.int64]
 
@@ -50,15 +50,15 @@ class GroupAssembler:
         self._source, self._origin, self._sizes = source, origin, sizes
         self._largest: dict[str, int] = {}
         self._groups = Groups()
-        self._closed: list[Closed] = []
-        self.members: dict[str, Members] = {}
+        self._closed: list[ClosedGroupSegments] = []
+        self.members: dict[str, BehaviorMembers] = {}
 
-    def of(self, behavior: str) -> Members:
+    def of(self, behavior: str) -> BehaviorMembers:
         """The members of a behavior name, of which there may be none yet."""
         if behavior not in self.members:
             sizes = self._sizes(behavior)
             self._largest[behavior] = sizes.largest
-            self.members[behavior] = Members(
+            self.members[behavior] = BehaviorMembers(
                 len(self.members),
                 Account(behavior, self._source, self._origin),
                 horizon=min(sizes.horizon, sizes.largest),
@@ -73,7 +73,7 @@ class GroupAssembler:
 
     def apply(self, parts: Sequence[BehaviorSteps]) -> None:
         """Takes over the steps of some wake-ups, of several behavior names at most once each."""
-        ticks: dict[int, list[tuple[Members, Happened]]] = {}
+        ticks: dict[int, list[tuple[BehaviorMembers, TickEvents]]] = {}
         for part in parts:
             members = self.of(part.behavior)
             members.account.begin(part.produced_before, part.ghosts)
@@ -129,7 +129,7 @@ class GroupAssembler:
 
     # ---------------------------------------------------------------- one wake-up
 
-    def _tick(self, number: int, tick: Mapping[Members, Happened]) -> None:
+    def _tick(self, number: int, tick: Mapping[BehaviorMembers, TickEvents]) -> None:
         """Applies one wake-up of all behavior names.
 
         Outcomes belong to the time before; then who ended leaves, who came enters, and a new time begins for every
@@ -147,7 +147,7 @@ class GroupAssembler:
             one.account.count(happened.completed, one.found)
         self._close_full()
 
-    def _earn(self, tick: Mapping[Members, Happened]) -> None:
+    def _earn(self, tick: Mapping[BehaviorMembers, TickEvents]) -> None:
         """Writes the outcomes of the steps under way, and credits their groups."""
         earned = []
         for one, happened in tick.items():
@@ -159,7 +159,7 @@ class GroupAssembler:
                 slots, shared = report.slots[pending], report.group_rewards
                 places = block.places[slots]
                 earned.append(
-                    Earned(
+                    MemberRewards(
                         places,
                         report.rewards[pending],
                         np.zeros(len(slots), np.float32) if shared is None else shared[pending],
@@ -171,10 +171,10 @@ class GroupAssembler:
                 one.found += block.complete(report.slots, report.rewards, shared)
         self._groups.earn(earned)
 
-    def _leave(self, tick: Mapping[Members, Happened]) -> Places:
+    def _leave(self, tick: Mapping[BehaviorMembers, TickEvents]) -> Places:
         """Lets members go that ended; closes the groups of which nobody is left. Returns where others are left."""
         left = []
-        gone: dict[Members, tuple[Slots, Ended]] = {}
+        gone: dict[BehaviorMembers, tuple[Slots, AgentsEnded]] = {}
         for one, happened in tick.items():
             if happened.ended is None:
                 continue
@@ -196,7 +196,7 @@ class GroupAssembler:
         others: Places = places[~over]
         return others
 
-    def _depart(self, one: Members, slots: Slots, ended: Ended) -> None:
+    def _depart(self, one: BehaviorMembers, slots: Slots, ended: AgentsEnded) -> None:
         """Keeps the segments of members that ended, until their groups close theirs."""
         block, groups = one.block, self._groups
         stepped = np.flatnonzero(block.lengths[slots] > 0)
@@ -214,7 +214,7 @@ class GroupAssembler:
         stays.terminated = ~stays.interrupted
         block.departed.append(stays)
 
-    def _note(self, gone: Mapping[Members, tuple[Slots, Ended]]) -> None:
+    def _note(self, gone: Mapping[BehaviorMembers, tuple[Slots, AgentsEnded]]) -> None:
         """Keeps the statistics of episodes that ended, a group's once for each behavior name that it had."""
         groups = self._groups
         touched = [one.block.places[slots[one.block.groups[slots] != 0]] for one, (slots, _) in gone.items()]
@@ -227,7 +227,7 @@ class GroupAssembler:
             one.notes.add(one.block, slots, outcomes, groups.totals[own].astype(np.float32))
             one.block.free(slots)
 
-    def _join(self, one: Members, joined: Joined) -> _Move:
+    def _join(self, one: BehaviorMembers, joined: AgentsStarted) -> _Move:
         """Gives slots and places to new members; returns those that go on in another group."""
         block, groups = one.block, self._groups
         slots = joined.slots
@@ -241,7 +241,7 @@ class GroupAssembler:
         groups.enter(places, one.number, one.horizon, joined.fresh[new])
         return move
 
-    def _advance(self, tick: Mapping[Members, Happened], going_on: Places, moving: Sequence[_Move]) -> None:
+    def _advance(self, tick: Mapping[BehaviorMembers, TickEvents], going_on: Places, moving: Sequence[_Move]) -> None:
         """Begins a new time in every group of which somebody ended or decides."""
         touched = [going_on]
         for one, happened in tick.items():
@@ -252,7 +252,9 @@ class GroupAssembler:
         touched += [self._groups.find(self._keys_of(move.one, move.slots)) for move in moving]
         self._groups.advance(np.unique(np.concatenate(touched)))
 
-    def _observe(self, number: int, one: Members, reported: Reported | None) -> tuple[Slots, Lines | None]:
+    def _observe(
+        self, number: int, one: BehaviorMembers, reported: OutcomesReported | None
+    ) -> tuple[Slots, Lines | None]:
         """Writes what members see; returns their slots, and the rows of their decisions, None if one has none."""
         if reported is None:
             return _NOBODY, None
@@ -264,7 +266,7 @@ class GroupAssembler:
         block.decided[known] = number
         return reported.slots, rows if len(known) == len(reported.slots) else None
 
-    def _act(self, one: Members, happened: Happened, decided: tuple[Slots, Lines | None]) -> None:
+    def _act(self, one: BehaviorMembers, happened: TickEvents, decided: tuple[Slots, Lines | None]) -> None:
         """Writes what members do."""
         acted, part = happened.part.acted, happened.acted
         if acted is not None and part.start < part.stop:
@@ -297,7 +299,7 @@ class GroupAssembler:
         self._close(dissolving[groups.times[dissolving] > 1], ended=True)
         groups.free(dissolving)
 
-    def _lose(self, lost: Sequence[tuple[Members, Slots]]) -> None:
+    def _lose(self, lost: Sequence[tuple[BehaviorMembers, Slots]]) -> None:
         """The simulators of these slots went away: whatever is open there is interrupted."""
         groups = self._groups
         masks = {one: np.zeros(len(one.block.live), bool) for one, _ in lost}
@@ -334,7 +336,7 @@ class GroupAssembler:
         spans: NDArray[np.int64] | None = None,
         *,
         ended: bool = False,
-        lost: Mapping[Members, Mask] | None = None,
+        lost: Mapping[BehaviorMembers, Mask] | None = None,
     ) -> None:
         """Finishes the segments of groups.
 
@@ -359,25 +361,29 @@ class GroupAssembler:
                 one.closed_steps += len(own.rows)
         rewards = groups.rewards(places, covered)
         self._closed.append(
-            Closed(groups.numbers[places], covered.astype(np.int32), np.full(len(places), ended), rewards, stays)
+            ClosedGroupSegments(
+                groups.numbers[places], covered.astype(np.int32), np.full(len(places), ended), rewards, stays
+            )
         )
         groups.restart(places)
 
-    def _keys(self, one: Members, groups: NDArray[np.int64], agents: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _keys(self, one: BehaviorMembers, groups: NDArray[np.int64], agents: NDArray[np.int64]) -> NDArray[np.int64]:
         """[n] What tells groups apart: their key, or a number of its own for an agent without a group."""
         return np.where(groups != 0, groups, -1 - (agents * 256 + one.number))
 
-    def _keys_of(self, one: Members, slots: Slots) -> NDArray[np.int64]:
+    def _keys_of(self, one: BehaviorMembers, slots: Slots) -> NDArray[np.int64]:
         return self._keys(one, one.block.groups[slots], one.block.agents[slots])
 
     # ---------------------------------------------------------------- messages
 
     def _messages(self, behavior: str = "", serial: int = 0) -> Iterator[Segments]:
         """Everything finished; the last message of `behavior`, which may be empty, carries `serial`."""
-        closed = Closed.concatenate(self._closed) if self._closed else None
+        closed = ClosedGroupSegments.concatenate(self._closed) if self._closed else None
         self._closed = []
         for name, one in self.members.items():
-            own: list[Closed | None] = [] if closed is None else list(divided(name, closed, self._largest[name]))
+            own: list[ClosedGroupSegments | None] = (
+                [] if closed is None else list(divided(name, closed, self._largest[name]))
+            )
             if not own and (one.notes or (serial and name == behavior)):
                 own = [None]
             for at, piece in enumerate(own, 1):
@@ -387,7 +393,7 @@ class GroupAssembler:
             one.block.closed_stays = []
 
 
-def _ticks(part: BehaviorSteps) -> Iterator[Happened]:
+def _ticks(part: BehaviorSteps) -> Iterator[TickEvents]:
     """The wake-ups of a record, one by one."""
     bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
     records = (part.lost, part.ended, part.joined, part.reported, part.acted)
@@ -396,7 +402,7 @@ def _ticks(part: BehaviorSteps) -> Iterator[Happened]:
             slice(start, stop) if record is not None else slice(0, 0)
             for start, stop, record in zip(bounds[at], bounds[at + 1], records, strict=True)
         )
-        yield Happened(
+        yield TickEvents(
             part=part,
             lost=_NOBODY if part.lost is None else part.lost[lost],
             ended=_some(part.ended, ended),
@@ -407,5 +413,5 @@ def _ticks(part: BehaviorSteps) -> Iterator[Happened]:
         )
 
 
-def _some(record: Ended | Joined | Reported | None, rows: slice) -> Any:
+def _some(record: AgentsEnded | AgentsStarted | OutcomesReported | None, rows: slice) -> Any:
     return None if record is None or rows.start == rows.stop else part_of(record, rows)

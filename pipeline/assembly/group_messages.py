@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.assembly.groups import Closed, Stays
-from pipeline.assembly.members import Members, observations
-from pipeline.errors import ServiceError
-from pipeline.messages.service import Mates, Segments, Shared
+from sparring.pipeline.assembly.groups import ClosedGroupSegments, MemberSegments
+from sparring.pipeline.assembly.members import BehaviorMembers, observations
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
 
 _PER_ROW: Final = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 
 
-def divided(behavior: str, closed: Closed, largest: int) -> Iterator[Closed]:
+def divided(behavior: str, closed: ClosedGroupSegments, largest: int) -> Iterator[ClosedGroupSegments]:
     """The group segments in which a behavior name has steps, as many at a time as fit into a message.
 
     Args:
@@ -43,7 +43,9 @@ def divided(behavior: str, closed: Closed, largest: int) -> Iterator[Closed]:
         yield closed.pick(own[start:])
 
 
-def message(members: Mapping[str, Members], behavior: str, closed: Closed | None, cut: int) -> Segments:
+def message(
+    members: Mapping[str, BehaviorMembers], behavior: str, closed: ClosedGroupSegments | None, cut: int
+) -> Segments:
     """The next message of a behavior name.
 
     Args:
@@ -56,7 +58,7 @@ def message(members: Mapping[str, Members], behavior: str, closed: Closed | None
     log = one.block.log
     if closed is None:
         nothing = np.empty(0, np.int64)
-        closed = Closed(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
+        closed = ClosedGroupSegments(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
     own = closed.stays.get(behavior) or _no_stays()
     rows, times = own.rows, log.times[own.rows]
     return Segments(
@@ -92,9 +94,9 @@ def message(members: Mapping[str, Members], behavior: str, closed: Closed | None
     )
 
 
-def _mates(behavior: str, one: Members, stays: Stays, groups: int) -> Mates:
+def _mates(behavior: str, one: BehaviorMembers, stays: MemberSegments, groups: int) -> TeammateSegments:
     log = one.block.log
-    return Mates(
+    return TeammateSegments(
         behavior=behavior,
         lengths=stays.lengths,
         observations=observations(log.observations, stays.rows),
@@ -105,8 +107,8 @@ def _mates(behavior: str, one: Members, stays: Stays, groups: int) -> Mates:
     )
 
 
-def _shown(one: Members, stays: Stays, groups: int) -> dict[str, Any]:
-    """The columns that `Shared` and `Mates` have in common."""
+def _shown(one: BehaviorMembers, stays: MemberSegments, groups: int) -> dict[str, Any]:
+    """The columns that `Shared` and `TeammateSegments` have in common."""
     log = one.block.log
     return {
         "members": np.bincount(stays.groups, minlength=groups).astype(np.int32),
@@ -118,9 +120,9 @@ def _shown(one: Members, stays: Stays, groups: int) -> dict[str, Any]:
     }
 
 
-def _no_stays() -> Stays:
+def _no_stays() -> MemberSegments:
     nothing = np.empty(0, np.int64)
     numbers, flags = nothing.astype(np.int32), nothing > 0
-    return Stays(
+    return MemberSegments(
         nothing, numbers, nothing, nothing, numbers, numbers, flags, flags, nothing, nothing, numbers, numbers, nothing
     )

@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.assembly.columns import joined
-from pipeline.assembly.log import Lines
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.assembly.columns import joined
+from sparring.pipeline.assembly.log import Lines
 
 Places = NDArray[np.int64]
 """Rows of a group table."""
@@ -28,7 +28,7 @@ _FIRST_TIMES: Final = 16
 
 
 @dataclass(slots=True)
-class Stays:
+class MemberSegments:
     """Segments of members of one behavior name, one after the other.
 
     Attributes:
@@ -61,25 +61,27 @@ class Stays:
     simulators: NDArray[np.int32]
     draws: NDArray[np.int64]
 
-    def pick(self, which: NDArray[np.int64]) -> Stays:
+    def pick(self, which: NDArray[np.int64]) -> MemberSegments:
         """The given segments, in that order."""
         first = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         columns = {name: getattr(self, name)[which] for name in self.__slots__ if name != "rows"}
-        return Stays(rows=self.rows[sequences.rows_of(first[which], self.lengths[which])], **columns)
+        return MemberSegments(rows=self.rows[sequences.rows_of(first[which], self.lengths[which])], **columns)
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Stays:
+    def concatenate(cls, parts: Sequence[Self]) -> MemberSegments:
         """All segments of some; at least one."""
         return (
-            parts[0] if len(parts) == 1 else Stays(**{n: joined([getattr(p, n) for p in parts], None) for n in _STAYS})
+            parts[0]
+            if len(parts) == 1
+            else MemberSegments(**{n: joined([getattr(p, n) for p in parts], None) for n in _STAYS})
         )
 
 
-_STAYS: Final[tuple[str, ...]] = tuple(Stays.__slots__)
+_STAYS: Final[tuple[str, ...]] = tuple(MemberSegments.__slots__)
 
 
 @dataclass(slots=True)
-class Closed:
+class ClosedGroupSegments:
     """Finished group segments.
 
     Attributes:
@@ -94,7 +96,7 @@ class Closed:
     spans: NDArray[np.int32]
     ended: Mask
     rewards: NDArray[np.float32]
-    stays: Mapping[str, Stays]
+    stays: Mapping[str, MemberSegments]
 
     def steps(self, behavior: str) -> NDArray[np.int64]:
         """[g] steps of one behavior name in each group segment."""
@@ -103,7 +105,7 @@ class Closed:
             return np.zeros(len(self.numbers), np.int64)
         return np.bincount(stays.groups, stays.lengths, len(self.numbers)).astype(np.int64)
 
-    def pick(self, which: NDArray[np.int64]) -> Closed:
+    def pick(self, which: NDArray[np.int64]) -> ClosedGroupSegments:
         """The given group segments, in that order, which rises; names without any member there are left out."""
         first = np.cumsum(self.spans, dtype=np.int64) - self.spans
         rank = np.full(len(self.numbers), -1, np.int64)
@@ -115,15 +117,17 @@ class Closed:
                 here.groups = rank[here.groups]
                 stays[behavior] = here
         times = sequences.rows_of(first[which], self.spans[which])
-        return Closed(self.numbers[which], self.spans[which], self.ended[which], self.rewards[times], stays)
+        return ClosedGroupSegments(
+            self.numbers[which], self.spans[which], self.ended[which], self.rewards[times], stays
+        )
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Closed:
+    def concatenate(cls, parts: Sequence[Self]) -> ClosedGroupSegments:
         """All group segments of some; at least one."""
         if len(parts) == 1:
             return parts[0]
         before = np.cumsum([0, *(len(part.numbers) for part in parts)])
-        stays: dict[str, list[Stays]] = {}
+        stays: dict[str, list[MemberSegments]] = {}
         for part, offset in zip(parts, before, strict=False):
             for behavior, own in part.stays.items():
                 moved = own.pick(np.arange(len(own.groups)))
@@ -133,11 +137,13 @@ class Closed:
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("numbers", "spans", "ended", "rewards")
         }
-        return Closed(**columns, stays={name: Stays.concatenate(parts) for name, parts in sorted(stays.items())})
+        return ClosedGroupSegments(
+            **columns, stays={name: MemberSegments.concatenate(parts) for name, parts in sorted(stays.items())}
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Earned:
+class MemberRewards:
     """What members that had a step under way report of it.
 
     Attributes:
@@ -214,12 +220,12 @@ class Groups:
         self.horizons[places] = np.where(self.horizons[places], np.minimum(self.horizons[places], horizon), horizon)
         np.logical_and.at(self.known, places, known)
 
-    def earn(self, reports: Sequence[Earned]) -> None:
+    def earn(self, reports: Sequence[MemberRewards]) -> None:
         """Adds what members earned since the last group time; of the group's own reward, what is not yet counted."""
         if not reports:
             return
         places, own, shared, totals, decided, ended = (
-            np.concatenate([getattr(one, name) for one in reports]) for name in Earned.__slots__
+            np.concatenate([getattr(one, name) for one in reports]) for name in MemberRewards.__slots__
         )
         self._credit(places, own)
         # Of those that go on, who decided first has heard of all that the others have, and perhaps of more.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.messages.service import Acted
+from sparring.pipeline.messages.service import ActionsChosen
 
 Lines = NDArray[np.int64]
 """Row numbers of the log."""
@@ -67,7 +67,7 @@ class StepLog:
             held[first : self.size] = column
         return first
 
-    def act(self, rows: Lines | slice, acted: Acted, part: Lines | slice) -> None:
+    def act(self, rows: Lines | slice, acted: ActionsChosen, part: Lines | slice) -> None:
         """Writes what agents did.
 
         Args:

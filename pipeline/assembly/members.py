@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.assembly.block import Block, Kept, Slots
-from pipeline.assembly.groups import Mask, Places, Stays
-from pipeline.assembly.log import Lines
-from pipeline.assembly.notes import Account, Notes
-from pipeline.messages.service import BehaviorSteps, Ended, Joined, Reported
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.assembly.block import Block, FinishedSegments, Slots
+from sparring.pipeline.assembly.groups import Mask, MemberSegments, Places
+from sparring.pipeline.assembly.log import Lines
+from sparring.pipeline.assembly.notes import Account, Notes
+from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Happened:
+class TickEvents:
     """One wake-up of one behavior name.
 
     Attributes:
@@ -33,9 +33,9 @@ class Happened:
 
     part: BehaviorSteps
     lost: Slots
-    ended: Ended | None
-    joined: Joined | None
-    reported: Reported | None
+    ended: AgentsEnded | None
+    joined: AgentsStarted | None
+    reported: OutcomesReported | None
     acted: slice
     completed: int
 
@@ -66,10 +66,10 @@ class MemberBlock(Block):
         self.places: Places = np.zeros(len(self.live), np.int64)
         self.totals: NDArray[np.float64] = np.zeros(len(self.live))
         self.decided: NDArray[np.int64] = np.zeros(len(self.live), np.int64)
-        self.departed: list[Stays] = []
-        self.closed_stays: list[Stays] = []
+        self.departed: list[MemberSegments] = []
+        self.closed_stays: list[MemberSegments] = []
 
-    def stays(self, slots: Slots, following: Lines, until: NDArray[np.int64]) -> Stays:
+    def stays(self, slots: Slots, following: Lines, until: NDArray[np.int64]) -> MemberSegments:
         """The open segments of `slots`; the caller says how they end, and frees or restarts the slots.
 
         Args:
@@ -78,7 +78,7 @@ class MemberBlock(Block):
             until: [n] group time from which on the member is not there.
         """
         lengths, rows = self.steps_of(slots)
-        return Stays(
+        return MemberSegments(
             groups=self.places[slots],
             lengths=lengths,
             rows=rows,
@@ -94,7 +94,7 @@ class MemberBlock(Block):
             draws=self.draws[slots],
         )
 
-    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> Stays | None:
+    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> MemberSegments | None:
         """Finishes the segments of all members of closing groups; those that go on begin new ones.
 
         Args:
@@ -112,24 +112,24 @@ class MemberBlock(Block):
             self.restart(here, waiting)
             self.log.times[waiting] = 0
         if self.departed:
-            gone = Stays.concatenate(self.departed)
+            gone = MemberSegments.concatenate(self.departed)
             closing = rank[gone.groups] >= 0
             if np.count_nonzero(closing):
                 found.append(gone.pick(np.flatnonzero(closing)))
                 self.departed = [gone.pick(np.flatnonzero(~closing))]
         if not found:
             return None
-        every = Stays.concatenate(found)
+        every = MemberSegments.concatenate(found)
         every.groups = rank[every.groups]
         every = every.pick(np.argsort(every.groups, kind="stable"))
         self.closed_stays.append(every)
         return every
 
-    def _kept(self) -> Iterable[Kept]:
+    def _kept(self) -> Iterable[FinishedSegments]:
         return (*self.departed, *self.closed_stays)
 
 
-class Members:
+class BehaviorMembers:
     """One behavior name of a source.
 
     Attributes:

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.assembly.block import Block, Slots
-from pipeline.assembly.columns import joined
-from pipeline.messages.matches import Results
-from pipeline.messages.service import Episodes
+from sparring.pipeline.assembly.block import Block, Slots
+from sparring.pipeline.assembly.columns import joined
+from sparring.pipeline.messages.matches import Results
+from sparring.pipeline.messages.service import Episodes
 
 _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("returns", np.float32),

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.coordination.opponents import Elsewhere
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.coordination.snapshots import Snapshots
-from pipeline.coordination.tournament import Tournament
-from pipeline.files import append
-from pipeline.messages.matches import Rated, Rating, Results
-from pipeline.messages.service import PolicyWeights
-from pipeline.queues.interface import Board
+from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.coordination.tournament import Tournament
+from sparring.pipeline.files import append
+from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
+from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.queues.interface import Board
 
 MATCHES_FILE: Final = "matches.jsonl"
 PLAYERS_FOLDER: Final = "players"
@@ -154,7 +154,7 @@ class Ghosts:
             self._board.publish(f"ghost-{at}", weights)
         self._tidy()
 
-    def ratings(self) -> dict[str, Rated]:
+    def ratings(self) -> dict[str, RatedLearner]:
         """How strong each learner is, and what it meets."""
         rules = self.rules
         return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
@@ -252,11 +252,11 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     return float(mean), float((sum((one - mean) ** 2 for one in found) / len(found)) ** 0.5)
 
 
-def _rated(rules: SelfPlay, name: str) -> Rated:
+def _rated(rules: SelfPlay, name: str) -> RatedLearner:
     side = rules.sides[name]
     ratings = rules.ratings
     opponents = [(player, record) for player, record in side.records.items() if player in ratings.elo]
-    return Rated(
+    return RatedLearner(
         team=-1 if rules.team is None else rules.team,
         learning=name in rules.learning,
         elo=ratings.elo[name],
@@ -275,7 +275,9 @@ def _rated(rules: SelfPlay, name: str) -> Rated:
     )
 
 
-def elsewhere(directory: Path, opponents: Mapping[str, Sequence[Elsewhere]]) -> dict[tuple[str, int], PolicyWeights]:
+def elsewhere(
+    directory: Path, opponents: Mapping[str, Sequence[ExternalOpponent]]
+) -> dict[tuple[str, int], PolicyWeights]:
     """What opponents from elsewhere, and the players of a tournament, play with, under their numbers: -1, -2, ...
 
     Args:

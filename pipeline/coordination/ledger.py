@@ -24,8 +24,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.messages.service import Books, Cut, LearnerState, Marks, Permit, Produced, Segments
-from pipeline.starts import comes_before
+from sparring.pipeline.messages.service import (
+    FlushRequest,
+    LearnerState,
+    Marks,
+    ProducedSteps,
+    Segments,
+    StepAllowance,
+    StepCounts,
+)
+from sparring.pipeline.messages.starts import comes_before
 
 
 @dataclass(slots=True)
@@ -54,7 +62,7 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Source:
+class SteppingSource:
     """One start of a stepping process.
 
     Attributes:
@@ -134,7 +142,7 @@ class Incident:
     cause: str
 
 
-class Ledger:
+class StepLedger:
     """The budget and the books of one behavior.
 
     Attributes:
@@ -157,7 +165,7 @@ class Ledger:
         self.buffer_size = buffer_size
         self.budget = (1 + overlap) * buffer_size
         self.overlap = overlap
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, SteppingSource] = {}
         self.incidents: list[Incident] = []
         self.ghost = 0
         self.stale = 0
@@ -165,7 +173,7 @@ class Ledger:
         self.unrecorded = 0
         self.trained = 0
         self.training = 0
-        self.cut = Cut(serial=0, marks={})
+        self.cut = FlushRequest(serial=0, marks={})
         self.version = 0
         self._slice = self.budget if processes == 1 else max(1, buffer_size // (2 * processes))
         self._learner = ""
@@ -208,12 +216,12 @@ class Ledger:
         """Steps produced that no update has used or is using."""
         return self.produced - self.done - self.training
 
-    def books(self) -> Books:
+    def books(self) -> StepCounts:
         """Where every produced step is; `open` is what the other terms leave.
 
         A ghost's step is produced and done with at once: no budget holds it back and no segment carries it.
         """
-        return Books(
+        return StepCounts(
             produced=self.produced + self.ghosts,
             trained=self.trained,
             ghost=self.ghost + self.ghosts,
@@ -224,7 +232,7 @@ class Ledger:
 
     # ---------------------------------------------------------------- what the stages say
 
-    def stepped(self, name: str, produced: Produced) -> None:
+    def stepped(self, name: str, produced: ProducedSteps) -> None:
         """A source says how far it is, and what it keeps of its permit."""
         source = self._source(name)
         source.produced = max(source.produced, produced.steps)
@@ -300,7 +308,7 @@ class Ledger:
         """
         for name, sources in state.latest.items():
             for source_name, mark in sources.items():
-                source = self.sources.setdefault(source_name, Source(alive=False))
+                source = self.sources.setdefault(source_name, SteppingSource(alive=False))
                 before = source.lost
                 origin = source.origin(name, mark.began)
                 origin.received = max(origin.received, mark.steps)
@@ -414,7 +422,7 @@ class Ledger:
 
     # ---------------------------------------------------------------- what we say
 
-    def permits(self) -> dict[str, Permit]:
+    def permits(self) -> dict[str, StepAllowance]:
         """Shares out what the budget has left, and says how far each living source may go."""
         living = {name: source for name, source in self.sources.items() if source.alive}
         for source in sorted(living.values(), key=_unused):
@@ -425,7 +433,7 @@ class Ledger:
                 source.serial += 1
         # New room comes from an update; used before its weights have arrived, the data would be older than need be.
         return {
-            name: Permit(serial=source.serial, allowance=source.allowance, version=self.version)
+            name: StepAllowance(serial=source.serial, allowance=source.allowance, version=self.version)
             for name, source in living.items()
         }
 
@@ -442,7 +450,7 @@ class Ledger:
         if self.waiting < self.buffer_size or (basis == self._cut_at and not again):
             return False
         self._cut_at = basis
-        self.cut = Cut(serial=self.cut.serial + 1, marks=marks)
+        self.cut = FlushRequest(serial=self.cut.serial + 1, marks=marks)
         return True
 
     def take_new_incidents(self) -> list[Incident]:
@@ -465,8 +473,8 @@ class Ledger:
             setattr(self, name, plain[name])
         for name, saved in plain["sources"].items():
             origins = {origin: Origin(**counts) for origin, counts in saved["origins"].items()}
-            self.sources[name] = Source(**{**saved, "origins": origins})
-        self.cut = Cut(**plain["cut"])
+            self.sources[name] = SteppingSource(**{**saved, "origins": origins})
+        self.cut = FlushRequest(**plain["cut"])
         self.incidents = [Incident(**incident) for incident in plain["incidents"]]
         self._told = len(self.incidents)
 
@@ -475,13 +483,13 @@ class Ledger:
     def _origins(self) -> Iterator[Origin]:
         return (origin for source in self.sources.values() for origin in source.origins.values())
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> SteppingSource:
         if name not in self.sources:
-            self.sources[name] = Source()
+            self.sources[name] = SteppingSource()
             self._cut_at = -1
         return self.sources[name]
 
-    def _bury(self, source: Source) -> None:
+    def _bury(self, source: SteppingSource) -> None:
         if source.alive:
             source.alive = False
             self._cut_at = -1  # a cut that waits for it may never be completed
@@ -505,5 +513,5 @@ def _follows(start: str, former: str) -> bool:
     return comes_before(former, start) and not comes_before(start, former)
 
 
-def _unused(source: Source) -> int:
+def _unused(source: SteppingSource) -> int:
     return max(0, source.allowance - source.produced)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from pipeline.messages.service import Episodes, LessonsState
+from sparring.pipeline.messages.service import Episodes, LessonsState
 
 Measure = Literal["reward", "progress", "rating"]
 
@@ -68,7 +68,7 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
+class WeightsUpdate:
     """A behavior has new weights.
 
     Attributes:
@@ -102,7 +102,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Standing:
+class LessonProgress:
     """Where one curriculum stands.
 
     Attributes:
@@ -139,7 +139,7 @@ class Lessons:
         self.serial = 0
         self.resets = 0
         self._curricula = {name: tuple(lessons) for name, lessons in curricula.items()}
-        self._standings = {name: Standing() for name in self._curricula}
+        self._standings = {name: LessonProgress() for name in self._curricula}
         self._asked: dict[str, int] = {}  # version of each behavior for which it was last asked
 
     @property
@@ -172,7 +172,7 @@ class Lessons:
             standing.episodes += len(found)
             standing.returns = [*standing.returns, *found][-criterion.recent :]
 
-    def updated(self, behavior: str, update: Update, produced: Mapping[str, int]) -> list[Change]:
+    def updated(self, behavior: str, update: WeightsUpdate, produced: Mapping[str, int]) -> list[Change]:
         """A behavior has been updated: its lessons may be over.
 
         Args:
@@ -196,7 +196,7 @@ class Lessons:
         lessons, number = self._curricula[name], self._standings[name].number
         return lessons[number].criterion if number + 1 < len(lessons) else None
 
-    def _over(self, name: str, behavior: str, update: Update) -> float | None:
+    def _over(self, name: str, behavior: str, update: WeightsUpdate) -> float | None:
         """The measure of a lesson that is over; None where it goes on."""
         criterion, standing = self._criterion(name), self._standings[name]
         if criterion is None or criterion.behavior != behavior or update.done <= standing.mark:
@@ -212,7 +212,7 @@ class Lessons:
         self.serial += 1
         if former is not None and former.resets:
             self.resets = self.serial
-        self._standings[name] = Standing(number=number, since=self.serial, counted=self.serial)
+        self._standings[name] = LessonProgress(number=number, since=self.serial, counted=self.serial)
         criterion = self._criterion(name)
         if criterion is not None and former is not None and criterion.behavior != former.behavior:
             self._standings[name].mark = produced.get(criterion.behavior, 0)
@@ -242,10 +242,10 @@ class Lessons:
         for name, saved in plain["standings"].items():
             if name in self._standings:
                 last = len(self._curricula[name]) - 1
-                self._standings[name] = Standing(**{**saved, "number": min(saved["number"], last)})
+                self._standings[name] = LessonProgress(**{**saved, "number": min(saved["number"], last)})
 
 
-def _measure(criterion: Criterion, standing: Standing, update: Update) -> float | None:
+def _measure(criterion: Criterion, standing: LessonProgress, update: WeightsUpdate) -> float | None:
     """The measure of a lesson now; None where there is nothing to measure yet.
 
     Smoothing begins with the first measure of the lesson: from 0 a lesson of negative returns would be over at once.

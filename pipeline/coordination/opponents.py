@@ -11,14 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.specs import BehaviorId
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.specs import BehaviorId
 
 OPPONENTS_FILE: Final = "opponents.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ExternalOpponent:
     """An opponent that is no snapshot of this run.
 
     Attributes:
@@ -32,12 +32,12 @@ class Elsewhere:
     script: str = ""
 
 
-def opponents_of(directory: Path) -> dict[str, list[Elsewhere]]:
+def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
     """Opponents from elsewhere that the folder of a run holds, by behavior name, in the order of their numbers."""
     path = directory / OPPONENTS_FILE
     known = json.loads(path.read_text()) if path.exists() else {}
     return {
-        name: [Elsewhere(label, one["weight"], one["script"]) for label, one in own.items()]
+        name: [ExternalOpponent(label, one["weight"], one["script"]) for label, one in own.items()]
         for name, own in known.items()
     }
 
@@ -82,7 +82,7 @@ class Side:
 
     settings: SelfPlaySettings
     max_steps: int
-    elsewhere: list[Elsewhere] = field(default_factory=list)
+    elsewhere: list[ExternalOpponent] = field(default_factory=list)
     teams: list[int] = field(default_factory=list)
     version: int = 0
     trained: int = 0

@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.coordination.ledger import Ledger
-from pipeline.errors import ServiceError
-from pipeline.messages.service import Marks, Segments
-from pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.service import Marks, Segments
+from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
 
 LAST_EPISODES: Final = 100
 
@@ -25,7 +25,7 @@ class Route:
         latest: how far the present learner has taken what came.
     """
 
-    def __init__(self, name: str, ledger: Ledger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
+    def __init__(self, name: str, ledger: StepLedger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
         self.name = name
         self.ledger = ledger
         self.receiver = receiver

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pipeline.coordination.opponents import Elsewhere, Record, Side, draw
-from pipeline.coordination.ratings import Ratings
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.messages.matches import Assignment, Draw, Results, one_by_one
-from pipeline.specs import BehaviorId
+from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, draw
+from sparring.pipeline.coordination.ratings import Ratings
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, one_by_one
+from sparring.pipeline.specs import BehaviorId
 
 SCRIPTED: Final = "scripted"
 """The player of a side that simulators play themselves."""
@@ -56,14 +56,14 @@ class SelfPlay:
         seed: int,
         places: int,
         lockstep: bool,
-        elsewhere: Mapping[str, Sequence[Elsewhere]] | None = None,
+        elsewhere: Mapping[str, Sequence[ExternalOpponent]] | None = None,
     ) -> None:
         others = elsewhere or {}
         self.sides = {
             name: Side(one, max_steps[name], list(others.get(name, ()))) for name, one in sorted(settings.items())
         }
         self.ratings = Ratings()
-        self.assignment: Assignment | None = None
+        self.assignment: MatchupAssignment | None = None
         self.changes = 0
         self.unknown = 0
         self.lost = 0
@@ -73,7 +73,7 @@ class SelfPlay:
         self._queue: list[int] = []  # teams, the learning one first
         self._turn: dict[str, int] = {}  # learner steps since the team began to learn, by behavior name
         self._drawn: dict[BehaviorId, list[int]] = {}
-        self._draws: dict[int, Draw] = {}  # the latest, by number
+        self._draws: dict[int, Matchup] = {}  # the latest, by number
         self._numbers = 0
         self._heard: set[str] = set()  # names whose weights were heard of since our own start
         for name, side in self.sides.items():
@@ -221,7 +221,7 @@ class SelfPlay:
             draws.append(former[place] if same else self._new_draw(team, ghosts))
         if tuple(draws) != former:
             serial = 1 if self.assignment is None else self.assignment.serial + 1
-            self.assignment = Assignment(serial=serial, draws=tuple(draws))
+            self.assignment = MatchupAssignment(serial=serial, draws=tuple(draws))
             self._forget()
 
     def _draw(self, seat: BehaviorId, place: int) -> int:
@@ -245,9 +245,9 @@ class SelfPlay:
                 found[version] = sum(record.rate for record in records) / len(records)
         return found
 
-    def _new_draw(self, team: int, ghosts: dict[str, int]) -> Draw:
+    def _new_draw(self, team: int, ghosts: dict[str, int]) -> Matchup:
         self._numbers += 1
-        new = Draw(number=self._numbers, team=team, ghosts=ghosts)
+        new = Matchup(number=self._numbers, team=team, ghosts=ghosts)
         self._draws[new.number] = new
         while len(self._draws) > _KNOWN_DRAWS:
             self._draws.pop(next(iter(self._draws)))
@@ -269,10 +269,10 @@ class SelfPlay:
         """What a ghost of a behavior name is called."""
         return _name_of(name, number) if number > 0 else self.sides[name].elsewhere[-number - 1].label
 
-    def _player(self, drawn: Draw, seat: BehaviorId) -> str:
+    def _player(self, drawn: Matchup, seat: BehaviorId) -> str:
         return seat.name if seat.team == drawn.team else self.player(seat.name, drawn.ghosts[str(seat)])
 
-    def _rate(self, drawn: Draw, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
+    def _rate(self, drawn: Matchup, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
         """One match: the learning team first."""
         teams: dict[int, list[str]] = {drawn.team: []}
         found: dict[int, list[float]] = {}
@@ -342,10 +342,10 @@ class SelfPlay:
         self._numbers = plain["numbers"]
         self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
         self._drawn = {BehaviorId.parse(seat): drawn for seat, drawn in plain["drawn"].items()}
-        self._draws = {one["number"]: Draw(**one) for one in plain["draws"]}
+        self._draws = {one["number"]: Matchup(**one) for one in plain["draws"]}
         if plain["assignment"] is not None:
-            draws = tuple(Draw(**one) for one in plain["assignment"]["draws"])
-            self.assignment = Assignment(serial=plain["assignment"]["serial"], draws=draws)
+            draws = tuple(Matchup(**one) for one in plain["assignment"]["draws"])
+            self.assignment = MatchupAssignment(serial=plain["assignment"]["serial"], draws=draws)
 
 
 _SAVED: Final = (
@@ -365,10 +365,10 @@ def _name_of(name: str, version: int) -> str:
     return f"{name}@{version}"
 
 
-def _renumbered(labels: Sequence[str], present: Sequence[Elsewhere]) -> list[Elsewhere]:
+def _renumbered(labels: Sequence[str], present: Sequence[ExternalOpponent]) -> list[ExternalOpponent]:
     """The present opponents from elsewhere under the numbers that a saved state has for them.
 
     One that is not wanted any more keeps its number and is not drawn again.
     """
     known = {one.label: one for one in present}
-    return [known.pop(label, Elsewhere(label, 0.0)) for label in labels] + list(known.values())
+    return [known.pop(label, ExternalOpponent(label, 0.0)) for label in labels] + list(known.values())

@@ -9,9 +9,9 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from pipeline.errors import ServiceError
-from pipeline.files import write_atomically
-from pipeline.messages.service import PolicyWeights
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.service import PolicyWeights
 
 _FOLDER: Final = "snapshots"
 _SUFFIX: Final = ".safetensors"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.coordination.ghosts import Ghosts
-from pipeline.coordination.lessons import Lesson, Lessons, Update
-from pipeline.coordination.route import Route
-from pipeline.messages.service import LearnerState, Segments
-from pipeline.queues.interface import Board
+from sparring.pipeline.coordination.ghosts import Ghosts
+from sparring.pipeline.coordination.lessons import Lesson, Lessons, WeightsUpdate
+from sparring.pipeline.coordination.route import Route
+from sparring.pipeline.messages.service import LearnerState, Segments
+from sparring.pipeline.queues.interface import Board
 
 
-class Teaching:
+class LessonPlan:
     """The lessons of one run.
 
     Args:
@@ -46,7 +46,7 @@ class Teaching:
         if not (self._some and state.updates):  # what only plays ends nothing
             return
         name = state.behavior
-        update = Update(
+        update = WeightsUpdate(
             version=state.version,
             progress=state.trained / self._max_steps[name],
             rating=None if self._ghosts is None else self._ghosts.rating(name),

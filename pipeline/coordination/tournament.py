@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.messages.matches import NOBODY, Assignment, Draw, Results, one_by_one
-from pipeline.specs import BehaviorId
+from sparring.pipeline.messages.matches import NOBODY, Matchup, MatchupAssignment, Results, one_by_one
+from sparring.pipeline.specs import BehaviorId
 
 
 class Tournament:
@@ -32,7 +32,7 @@ class Tournament:
         self.names = frozenset(names)
         self.sides: dict[str, Any] = {}
         self.players = tuple(players)
-        self.assignment: Assignment | None = None
+        self.assignment: MatchupAssignment | None = None
         self.team = NOBODY
         self.changes = 0
         self._matches = matches
@@ -148,9 +148,9 @@ class Tournament:
                 for name, own in sorted(self._teams.items())
                 for team in sorted(own)
             }
-            draws.append(Draw(number=number, team=NOBODY, ghosts=ghosts))
+            draws.append(Matchup(number=number, team=NOBODY, ghosts=ghosts))
         serial = 1 if self.assignment is None else self.assignment.serial + 1
-        self.assignment = Assignment(serial=serial, draws=tuple(draws))
+        self.assignment = MatchupAssignment(serial=serial, draws=tuple(draws))
 
     # ---------------------------------------------------------------- on disk
 

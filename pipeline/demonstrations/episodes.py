@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from pipeline.demonstrations.pairing import Pairing
-from pipeline.errors import Explained
-from pipeline.specs import BehaviorSpec, read_spec
+from sparring.pipeline.demonstrations.pairing import Pairing
+from sparring.pipeline.errors import Explained
+from sparring.pipeline.specs import BehaviorSpec, read_spec
 
 FORMAT: Final = "sparring-episodes"
 VERSION: Final = "1"

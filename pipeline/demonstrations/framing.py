@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.unity import Unreadable
-from pipeline.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity.messages import messages, parsed
 
 PARAMETERS_AT: Final = 33
 VERSIONS: Final = (0, 1)

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.demonstrations import episodes
-from pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, RecordingError
-from pipeline.demonstrations.pairing import DemoActions, Pairing
-from pipeline.specs import BehaviorSpec, ObservationSpec
+from sparring.pipeline.demonstrations import episodes
+from sparring.pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, RecordingError
+from sparring.pipeline.demonstrations.pairing import DemoActions, Pairing
+from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
 
 UNITY_SUFFIX: Final = ".demo"
 
@@ -182,7 +182,7 @@ def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
         RecordingError: it is neither.
     """
     if path.suffix.lower() == UNITY_SUFFIX:
-        from pipeline.demonstrations import unity  # needs what the extra `unity` brings
+        from sparring.pipeline.demonstrations import unity  # needs what the extra `unity` brings
 
         return unity.read(path, actions=actions)
     return episodes.read(path)

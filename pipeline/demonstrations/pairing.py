@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from pipeline.unity import Unreadable
+from sparring.pipeline.bridges.unity import Unreadable
 
 ActionsOf = Literal["previous", "own"]
 DemoActions = Literal["auto", "previous", "own"]

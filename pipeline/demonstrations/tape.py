@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.demonstrations.episodes import Arrays, Recording
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.demonstrations.episodes import Arrays, Recording
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 
 Ids = NDArray[np.int64]
 

@@ -18,8 +18,8 @@ observation the action of its own pair: in files of the first kind, that which l
 * Pairs belong together by the agent's id; episodes stand in the order of their ends.
 * Continuous actions are clipped to [-1, 1], the range of a trained policy; Unity's heuristics may go beyond it.
 * Columns: `agents` are Unity's ids, `simulators` are 0, `teams` come from the behavior's name `Name?team=N`.
-* Observations: see `pipeline/unity/observations.py`; messages: `pipeline/unity/messages.proto`, and where they stand:
-  `framing.py`.
+* Observations: see `pipeline/bridges/unity/observations.py`; messages: `messages.proto` beside it, and where they
+  stand: `framing.py`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.demonstrations.episodes import Arrays, Recording, RecordingError
-from pipeline.demonstrations.framing import content
-from pipeline.demonstrations.pairing import ActionsOf, DemoActions, UnknownPairing, action_values, pairing_of
-from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, SpecError
-from pipeline.unity import RECORD_AGAIN, Unreadable
-from pipeline.unity.actions import action_spec
-from pipeline.unity.observations import Sensor, arrays, decoded, sensors
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity.actions import action_spec
+from sparring.pipeline.bridges.unity.observations import SensorReader, arrays, decoded, sensors
+from sparring.pipeline.demonstrations.episodes import Arrays, Recording, RecordingError
+from sparring.pipeline.demonstrations.framing import content
+from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions, UnknownPairing, action_values, pairing_of
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, SpecError
 
 _WHOLE: Final = "demonstrations of Unity: a whole .demo file"
 
@@ -110,7 +110,7 @@ def _recording(data: bytes, stem: str, wanted: DemoActions) -> Recording:
     return Recording(behavior=behavior.name, spec=spec, columns=columns, pairing=pairing)
 
 
-def _pair(number: int, message: Any, all_sensors: tuple[Sensor, ...], spec: ActionSpec) -> _Pair:
+def _pair(number: int, message: Any, all_sensors: tuple[SensorReader, ...], spec: ActionSpec) -> _Pair:
     info = message.agent_info
     if not np.isfinite((info.reward, info.group_reward)).all():
         raise Unreadable(f"rewards {info.reward} and {info.group_reward} of the group in pair {number}")

@@ -17,19 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline import sequences
-from pipeline.actions import previous_features
-from pipeline.learning.buffer import Batch
-from pipeline.learning.memories import Memories
-from pipeline.learning.parameters import Pull
-from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.actor import Actor
-from pipeline.networks.critic import Critic
-from pipeline.networks.device import back, over
-from pipeline.networks.encoders import Inputs
-from pipeline.networks.perceptron import Perceptron, accumulate
-from pipeline.networks.recurrent import Layout
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.parameters import Pull
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.device import back, over
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.perceptron import Perceptron, accumulate
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.specs import BehaviorSpec
 
 _ROWS_AT_ONCE: Final = 1024
 _BYTES_AT_ONCE: Final = 4 * 2**20
@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 
-class Recalled(NamedTuple):
+class RecurrentState(NamedTuple):
     """What the networks remember when the sequences of a minibatch begin.
 
     Attributes:
@@ -74,11 +74,11 @@ class Recurrence:
         found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
         return found
 
-    def some(self, which_q: NDArray[Any]) -> tuple[Tensor, Recalled]:
+    def some(self, which_q: NDArray[Any]) -> tuple[Tensor, RecurrentState]:
         """Rows [B] of the given sequences, one sequence after the other, and what is remembered at their starts."""
         lengths = self.lengths[which_q]
         critic = None if self.critic is None else torch.from_numpy(self.critic[which_q])
-        recalled = Recalled(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
+        recalled = RecurrentState(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
         return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), recalled
 
 
@@ -112,7 +112,7 @@ class Estimates:
     recurrence: Recurrence | None
 
 
-class Pass(NamedTuple):
+class ForwardPass(NamedTuple):
     """What the networks make of a minibatch, with the way back.
 
     Attributes:
@@ -164,11 +164,11 @@ class ActorCritic:
             joined=joined, inputs=encoder.prepare(joined, before), following=encoder.prepare(following, after)
         )
 
-    def value(self, inputs: Inputs, recalled: Recalled | None = None) -> Tensor:
+    def value(self, inputs: Inputs, recalled: RecurrentState | None = None) -> Tensor:
         """Values [B, S] of prepared observations."""
         return self.both(inputs, recalled)[1] if self.critic is None else self._criticise(self.critic, inputs, recalled)
 
-    def both(self, inputs: Inputs, recalled: Recalled | None = None) -> tuple[Tensor, Tensor]:
+    def both(self, inputs: Inputs, recalled: RecurrentState | None = None) -> tuple[Tensor, Tensor]:
         """Means and logits [B, H], and values [B, S]; in one pass where the critic is shared."""
         layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
         outputs_BO = self.actor(inputs, layout, memory)
@@ -176,13 +176,13 @@ class ActorCritic:
             return outputs_BO, self._criticise(self.critic, inputs, recalled)
         return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
 
-    def run(self, inputs: Inputs, recalled: Recalled | None = None) -> Pass:
+    def run(self, inputs: Inputs, recalled: RecurrentState | None = None) -> ForwardPass:
         """As `both`, to be derived, under `no_grad`; perceptrons that read nothing but vectors do without autograd."""
         actor, critic = self.actor.body, None if self.critic is None else self.critic.body
         if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
             return self._run_perceptrons(actor, critic, inputs[0])
         with torch.enable_grad():
-            return Pass(*self.both(inputs, recalled), torch.autograd.backward)
+            return ForwardPass(*self.both(inputs, recalled), torch.autograd.backward)
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
@@ -197,7 +197,7 @@ class ActorCritic:
 
     # ---------------------------------------------------------------- inside
 
-    def _run_perceptrons(self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor) -> Pass:
+    def _run_perceptrons(self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor) -> ForwardPass:
         outputs_BO, to_actor = actor.traced(rows_BF)
         log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
         if critic is None:
@@ -207,7 +207,7 @@ class ActorCritic:
                 to_actor(torch.cat((to_head_BH, to_values_BS), 1))
                 accumulate(log_sigma_C, to_log_sigma_C)
 
-            return Pass(outputs_BO[:, :own], outputs_BO[:, own:], pull_shared)
+            return ForwardPass(outputs_BO[:, :own], outputs_BO[:, own:], pull_shared)
         values_BS, to_critic = critic.traced(rows_BF)
 
         def pull(_outputs: object, gradients: Sequence[Tensor]) -> None:
@@ -216,10 +216,10 @@ class ActorCritic:
             to_critic(to_values_BS)
             accumulate(log_sigma_C, to_log_sigma_C)
 
-        return Pass(outputs_BO, values_BS, pull)
+        return ForwardPass(outputs_BO, values_BS, pull)
 
     @staticmethod
-    def _criticise(critic: Critic, inputs: Inputs, recalled: Recalled | None) -> Tensor:
+    def _criticise(critic: Critic, inputs: Inputs, recalled: RecurrentState | None) -> Tensor:
         layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.critic)
         values_BS: Tensor = critic(inputs, layout, memory)
         return values_BS

@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.learning.buffer import Batch
-from pipeline.learning.cloning import Cloning, cloning_of
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.report import UpdateReport, lags
-from pipeline.learning.settings import TrainerSettings
-from pipeline.learning.signals import Signals
-from pipeline.networks.actor import Actor
-from pipeline.networks.device import PROCESSOR
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.cloning import Cloning, cloning_of
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.report import UpdateReport, lags
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.signals import Signals
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.specs import BehaviorSpec
 
 
 class BC:

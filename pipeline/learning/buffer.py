@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.errors import ServiceError
-from pipeline.messages.service import Segments
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.service import Segments
 
 Array = NDArray[Any]
 

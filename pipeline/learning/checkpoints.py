@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from pipeline.errors import CheckpointError
-from pipeline.files import sync_folder, write_atomically, write_through
-from pipeline.networks.arrays import Arrays, non_finite
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.files import sync_folder, write_atomically, write_through
+from sparring.pipeline.networks.arrays import Arrays, non_finite
 
 FORMAT: Final = 1
 

@@ -27,23 +27,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pipeline import sequences
-from pipeline.actions import shown_features
-from pipeline.demonstrations.library import Demonstrations, load
-from pipeline.learning.schedules import Coefficients, scheduled
-from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.actor import Actor
-from pipeline.networks.device import over
-from pipeline.networks.distributions import FORBIDDEN
-from pipeline.networks.encoders import Inputs
-from pipeline.networks.recurrent import Layout
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.demonstrations.library import Demonstrations, load
+from sparring.pipeline.learning.schedules import Coefficients, scheduled
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.actions import shown_features
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import over
+from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.recurrent import Layout
 
 _AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 _OVER: Final = 1e-10
 _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
 
 
-class Minibatch(NamedTuple):
+class CloningMinibatch(NamedTuple):
     """Demonstrated steps.
 
     Attributes:
@@ -152,7 +152,7 @@ class Cloning:
             memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)
         masks = None if self._masks is None else self._masks.index_select(0, rows)
         continuous, discrete = (column.index_select(0, rows) for column in (self._continuous, self._discrete))
-        shown = over(Minibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
+        shown = over(CloningMinibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
         head_BH = self._actor(shown.inputs, shown.layout, shown.memory)
         loss = imitation_loss(self._actor, head_BH, shown.continuous, shown.discrete, shown.masks)
         if self._alone:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.errors import ServiceError
-from pipeline.learning.buffer import droppable
-from pipeline.messages.service import Mates, Segments
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.learning.buffer import droppable
+from sparring.pipeline.messages.service import Segments, TeammateSegments
 
 Array = NDArray[Any]
 
@@ -28,8 +28,8 @@ _PER_SEGMENT: Final = ("lives", "ended")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Members:
-    """Members of one behavior name, as the records `Mates` and `Segments` tell of them.
+class GroupMembers:
+    """Members of one behavior name, as the records `TeammateSegments` and `Segments` tell of them.
 
     Attributes:
         members: [g] segments of members in each group segment.
@@ -57,16 +57,16 @@ class Members:
     next_continuous: Array
     next_discrete: Array
 
-    def select(self, kept_g: Array) -> Members:
+    def select(self, kept_g: Array) -> GroupMembers:
         """Those of some group segments."""
         segments = np.repeat(kept_g, self.members)
         rows = np.repeat(segments, self.lengths)
         by_size = {"members": kept_g, **dict.fromkeys(("times", "observations", "continuous", "discrete"), rows)}
-        return Members(
+        return GroupMembers(
             **{one.name: _part(getattr(self, one.name), by_size.get(one.name, segments)) for one in fields(self)}
         )
 
-    def nobody(self, groups: int) -> Members:
+    def nobody(self, groups: int) -> GroupMembers:
         """None in as many group segments."""
         none = self.select(np.zeros(len(self.members), bool))
         return replace(none, members=np.zeros(groups, self.members.dtype))
@@ -94,8 +94,8 @@ class GroupBatch:
         carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
     """
 
-    own: Members
-    mates: Mapping[str, Members]
+    own: GroupMembers
+    mates: Mapping[str, GroupMembers]
     numbers: Array
     spans: Array
     over: Array
@@ -239,7 +239,7 @@ class GroupBuffer:
         origin = self._sources.setdefault(f"{record.origin} {record.source}", len(self._sources))
         own = {name: getattr(shared, name) for name in _SHARED} | {name: getattr(record, name) for name in _SHOWN}
         return GroupBatch(
-            own=Members(**own),
+            own=GroupMembers(**own),
             mates={mates.behavior: _members(mates) for mates in shared.mates},
             numbers=origin * _LIVES_OF_A_SOURCE + shared.numbers,
             spans=shared.spans,
@@ -258,8 +258,8 @@ class GroupBuffer:
             self.steps += chunk.steps
 
 
-def _members(mates: Mates) -> Members:
-    return Members(**{one.name: getattr(mates, one.name) for one in fields(Members)})
+def _members(mates: TeammateSegments) -> GroupMembers:
+    return GroupMembers(**{one.name: getattr(mates, one.name) for one in fields(GroupMembers)})
 
 
 def _part(column: Any, kept: Array) -> Any:
@@ -294,8 +294,10 @@ def _concatenate(chunks: list[GroupBatch]) -> GroupBatch:
     )
 
 
-def _joined(parts: list[Members]) -> Members:
-    return Members(**{one.name: _column([getattr(part, one.name) for part in parts]) for one in fields(Members)})
+def _joined(parts: list[GroupMembers]) -> GroupMembers:
+    return GroupMembers(
+        **{one.name: _column([getattr(part, one.name) for part in parts]) for one in fields(GroupMembers)}
+    )
 
 
 def _column(columns: Iterable[Any]) -> Any:

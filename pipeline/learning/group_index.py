@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.learning.group_buffer import GroupBatch, Members
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning.group_buffer import GroupBatch, GroupMembers
 
 Numbers = NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class GroupIndex:
         at = sequences.rows_of(self._starts[moments], self.counts[moments])
         return self._token_rows[at], self._token_names[at]
 
-    def _tokens(self, members: Members) -> tuple[Numbers, Numbers, Numbers]:
+    def _tokens(self, members: GroupMembers) -> tuple[Numbers, Numbers, Numbers]:
         """Row and moment of each token, and the first token of each decision."""
         group_s = np.repeat(np.arange(len(members.members)), members.members)
         group_r = np.repeat(group_s, members.lengths)

@@ -17,20 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline import sequences
-from pipeline.actions import previous_features
-from pipeline.learning.actor_critic import Tracks
-from pipeline.learning.group_buffer import GroupBatch, Members
-from pipeline.learning.group_index import GroupIndex
-from pipeline.learning.memories import Memories
-from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.actor import Actor
-from pipeline.networks.device import back, over
-from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.group_critic import GroupCritic, Moments, Remembered
-from pipeline.networks.limits import HEADS
-from pipeline.networks.recurrent import Layout
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning.actor_critic import Tracks
+from sparring.pipeline.learning.group_buffer import GroupBatch, GroupMembers
+from sparring.pipeline.learning.group_index import GroupIndex
+from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import back, over
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.group_critic import GroupCritic, GroupRecurrentState, GroupTimesteps
+from sparring.pipeline.networks.limits import HEADS
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.specs import BehaviorSpec
 
 _BYTES_AT_ONCE: Final = 16 * 2**20
 _MOMENTS_AT_ONCE: Final = 1024
@@ -40,7 +40,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class GroupWindows:
     """A batch's moments and rows by windows of group time, the units of a minibatch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Windows:
     by_window: Numbers
 
     @classmethod
-    def of(cls, batch: GroupBatch, index: GroupIndex, length: int) -> Windows:
+    def of(cls, batch: GroupBatch, index: GroupIndex, length: int) -> GroupWindows:
         """Windows of `length` group times."""
         counts_g = sequences.counts(batch.spans, length)
         first, lengths = sequences.divide(batch.spans, length)
@@ -99,7 +99,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedGroups:
     """A group batch as the networks read it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Prepared:
     """
 
     index: GroupIndex
-    windows: Windows
+    windows: GroupWindows
     joined: list[Inputs | None]
     inputs: list[Inputs | None]
     actions: list[Tensor | None]
@@ -122,7 +122,7 @@ class Prepared:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", np.zeros(len(self.index.counts), np.int64))
 
-    def show(self, moments: Numbers, rows: Numbers) -> Moments:
+    def show(self, moments: Numbers, rows: Numbers) -> GroupTimesteps:
         """What a critic is shown.
 
         Args:
@@ -148,7 +148,7 @@ class Prepared:
             inputs.append(tuple(column.index_select(0, at) for column in columns or ()) if here else None)
             actions.append(done.index_select(0, at) if here and done is not None else None)
         self._places[moments] = np.arange(m)
-        return Moments(
+        return GroupTimesteps(
             inputs=tuple(inputs),
             actions=tuple(actions),
             rows=torch.from_numpy(shown),
@@ -160,14 +160,14 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class GroupEstimates:
     """What a critic makes of a batch.
 
     Attributes:
         values: [K, S] of all moments, 0 where nobody is there.
         baselines: [r, S].
         groups: [U, M] memory at the start of each window; None where nothing is remembered.
-        members: [q, M] memory at the start of each sequence, in the order of `Windows.first_q`; likewise.
+        members: [q, M] memory at the start of each sequence, in the order of `GroupWindows.first_q`; likewise.
     """
 
     values: Floats
@@ -220,10 +220,10 @@ class GroupNetworks:
             self.critic.add(name, spec, self._generator)
             self.specs[name] = spec
 
-    def prepare(self, batch: GroupBatch) -> Prepared:
+    def prepare(self, batch: GroupBatch) -> PreparedGroups:
         """What no gradient flows through."""
         index = GroupIndex(batch, list(self.specs))
-        prepared = Prepared(index, Windows.of(batch, index, max(1, batch.sequence_length)), [], [], [], [])
+        prepared = PreparedGroups(index, GroupWindows.of(batch, index, max(1, batch.sequence_length)), [], [], [], [])
         for name, spec in self.specs.items():
             own = name == self.critic.names[0]
             members = batch.own if own else batch.mates.get(name)
@@ -243,7 +243,7 @@ class GroupNetworks:
             prepared.decisions.append(len(members.times))
         return prepared
 
-    def update(self, prepared: Prepared) -> None:
+    def update(self, prepared: PreparedGroups) -> None:
         """Takes a batch into the running statistics, after its last minibatch."""
         for name, joined, decisions in zip(self.specs, prepared.joined, prepared.decisions, strict=True):
             encoder: Encoder = self.actor.encoder if name == self.critic.names[0] else self.critic.encoder(name)
@@ -251,7 +251,7 @@ class GroupNetworks:
                 encoder.update(tuple(column[:decisions] for column in joined))
 
     @torch.no_grad()
-    def estimate(self, prepared: Prepared, batch: GroupBatch) -> Estimates:
+    def estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
         """Values of all moments and baselines of all decisions; and what was remembered, where something is."""
         self.critic.see(int(prepared.index.counts.max()))
         if self.memory:
@@ -267,7 +267,7 @@ class GroupNetworks:
             rows = by_moment[sequences.rows_of(starts[moments], index.decisions[moments])]
             found, expected = self.critic(over(prepared.show(moments, rows), self.actor.device))
             values[moments], baselines[rows] = back(found), back(expected)
-        return Estimates(values, baselines)
+        return GroupEstimates(values, baselines)
 
     # ---------------------------------------------------------------- inside
 
@@ -288,7 +288,7 @@ class GroupNetworks:
         before[rows:][stepped] = done[np.cumsum(lengths)[stepped] - 1]
         return torch.from_numpy(before)
 
-    def _recurrent_estimate(self, prepared: Prepared, batch: GroupBatch) -> Estimates:
+    def _recurrent_estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
         """As `estimate`: the first windows of all groups side by side, then the second ones, and so on."""
         index, windows = prepared.index, prepared.windows
         values = np.zeros((len(index.counts), self._signals), np.float32)
@@ -318,34 +318,34 @@ class GroupNetworks:
         values[index.counts == 0] = 0.0
         groups.keep(self._groups)
         members.keep(self._members)
-        return Estimates(values, baselines, at_windows, at_sequences)
+        return GroupEstimates(values, baselines, at_windows, at_sequences)
 
-    def _following(self, prepared: Prepared, moments: Numbers, memory: Floats) -> Floats:
+    def _following(self, prepared: PreparedGroups, moments: Numbers, memory: Floats) -> Floats:
         """Values of what followed, which nothing is remembered of: the next segment begins with it."""
         shown = prepared.show(moments, np.empty(0, np.int64))
         layout = Layout(np.ones(len(moments), np.int64))
-        remembered = Remembered(layout, torch.from_numpy(memory), len(moments))
+        remembered = GroupRecurrentState(layout, torch.from_numpy(memory), len(moments))
         found, _, _ = self.critic.remember(*over((shown, remembered), self.actor.device))
         values: Floats = back(found)
         return values
 
     def recall(
-        self, prepared: Prepared, which: Numbers, at_windows: Floats, at_sequences: Floats
-    ) -> tuple[Moments, Remembered, Numbers, Numbers]:
+        self, prepared: PreparedGroups, which: Numbers, at_windows: Floats, at_sequences: Floats
+    ) -> tuple[GroupTimesteps, GroupRecurrentState, Numbers, Numbers]:
         """Some windows, as a critic that remembers is shown them; their moments, and their rows."""
         windows = prepared.windows
         moments, of_q = windows.moments(which), windows.of_windows(which)
         rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
         layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
         memory = torch.from_numpy(np.concatenate([at_windows[which], at_sequences[of_q]]))
-        return prepared.show(moments, rows), Remembered(layout, memory, len(which)), moments, rows
+        return prepared.show(moments, rows), GroupRecurrentState(layout, memory, len(which)), moments, rows
 
 
 def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.float32], ...]) -> list[Floats]:
     return [np.concatenate(columns) for columns in zip(rows, following, strict=True)]
 
 
-def _done(members: Members, spec: BehaviorSpec, limit: float) -> Floats:
+def _done(members: GroupMembers, spec: BehaviorSpec, limit: float) -> Floats:
     """[r + s, features] what was done at each decision, and at that which followed; nothing where nobody has acted."""
     actions, rows = spec.actions, len(members.times) + len(members.next_times)
     continuous = np.concatenate([members.continuous, members.next_continuous])

@@ -17,25 +17,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.demonstrations.library import DemonstrationFile
-from pipeline.errors import CheckpointError, ServiceError
-from pipeline.learning.bc import BC
-from pipeline.learning.buffer import SegmentBuffer
-from pipeline.learning.checkpoints import Checkpoint
-from pipeline.learning.cloning import Cloning
-from pipeline.learning.group_buffer import GroupBuffer
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.poca import POCA
-from pipeline.learning.ppo import PPO
-from pipeline.learning.report import UpdateReport
-from pipeline.learning.settings import TrainerSettings
-from pipeline.learning.signals import EXTRINSIC, Signals
-from pipeline.messages.service import PolicyWeights, Segments
-from pipeline.networks.actor import Actor
-from pipeline.networks.arrays import Arrays, non_finite, weights_sha256
-from pipeline.networks.device import PROCESSOR, back
-from pipeline.networks.weights import load_arrays, to_arrays
-from pipeline.specs import BehaviorSpec, read_spec
+from sparring.pipeline.demonstrations.library import DemonstrationFile
+from sparring.pipeline.errors import CheckpointError, ServiceError
+from sparring.pipeline.learning.bc import BC
+from sparring.pipeline.learning.buffer import SegmentBuffer
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.cloning import Cloning
+from sparring.pipeline.learning.group_buffer import GroupBuffer
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.signals import EXTRINSIC, Signals
+from sparring.pipeline.messages.service import PolicyWeights, Segments
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import Arrays, non_finite, weights_sha256
+from sparring.pipeline.networks.device import PROCESSOR, back
+from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.specs import BehaviorSpec, read_spec
 
 CLONING: Final = "cloning."
 

@@ -15,7 +15,7 @@ MOST_AGENTS: Final = 65536
 """Agents remembered. Those of a simulator that went away without a last segment are never heard of again."""
 
 Floats = NDArray[np.float32]
-Lives = NDArray[np.int64]
+AgentEpisodes = NDArray[np.int64]
 
 
 class Memories:
@@ -28,8 +28,8 @@ class Memories:
 
     def __init__(self, size: int, limit: int = MOST_AGENTS) -> None:
         self._limit = limit
-        self._lives: Lives = np.empty(0, np.int64)
-        self._heard: Lives = np.empty(0, np.int64)
+        self._lives: AgentEpisodes = np.empty(0, np.int64)
+        self._heard: AgentEpisodes = np.empty(0, np.int64)
         self._memories: Floats = np.empty((0, size), np.float32)
         self._now = 0
 
@@ -37,7 +37,7 @@ class Memories:
         """Agents remembered."""
         return len(self._lives)
 
-    def recall(self, lives: Lives) -> Floats:
+    def recall(self, lives: AgentEpisodes) -> Floats:
         """[n, size] memory of each agent, zeros where there is none."""
         found: Floats = np.zeros((len(lives), self._memories.shape[1]), np.float32)
         if len(self):
@@ -46,7 +46,7 @@ class Memories:
             found[known] = self._memories[at[known]]
         return found
 
-    def keep(self, lives: Lives, memories: Floats, ended: NDArray[np.bool_]) -> None:
+    def keep(self, lives: AgentEpisodes, memories: Floats, ended: NDArray[np.bool_]) -> None:
         """Remembers agents anew, and forgets those whose life has ended.
 
         Args:

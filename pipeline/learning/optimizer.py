@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from pipeline.learning.parameters import FlatParameters, Pull
-from pipeline.networks.device import PROCESSOR
+from sparring.pipeline.learning.parameters import FlatParameters, Pull
+from sparring.pipeline.networks.device import PROCESSOR
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 _USUAL: Final[Any] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.device import PROCESSOR
+from sparring.pipeline.networks.device import PROCESSOR
 
 Pull = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Adds to `grad` of all parameters what gradients of outputs make of them: autograd, or what knows the network."""

@@ -41,24 +41,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.learning import losses, returns
-from pipeline.learning.actor_critic import Recalled, Recurrence
-from pipeline.learning.cloning import Cloning, cloning_of
-from pipeline.learning.group_buffer import GroupBatch
-from pipeline.learning.group_networks import Estimates, GroupNetworks, Prepared
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.ppo import minibatches, recurrent_minibatches
-from pipeline.learning.proximal import Staleness, correct
-from pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
-from pipeline.learning.rows import Rows, policy_loss
-from pipeline.learning.schedules import Coefficients
-from pipeline.learning.settings import TrainerSettings
-from pipeline.learning.signals import EXTRINSIC, Signals, by_series
-from pipeline.learning.signals.beginnings import Beginnings
-from pipeline.learning.signals.steps import Steps
-from pipeline.networks.device import PROCESSOR, over
-from pipeline.networks.group_critic import Moments, Remembered
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning.actor_critic import Recurrence, RecurrentState
+from sparring.pipeline.learning.cloning import Cloning, cloning_of
+from sparring.pipeline.learning.group_buffer import GroupBatch
+from sparring.pipeline.learning.group_networks import GroupEstimates, GroupNetworks, PreparedGroups
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.ppo import minibatches, recurrent_minibatches
+from sparring.pipeline.learning.proximal import Staleness, correct
+from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
+from sparring.pipeline.learning.rows import Minibatch, policy_loss
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.signals import EXTRINSIC, Signals, by_series
+from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.networks.group_critic import GroupRecurrentState, GroupTimesteps
+from sparring.pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
 BASELINE_WEIGHT = 0.5 * VALUE_WEIGHT
@@ -78,10 +78,10 @@ class Targets(NamedTuple):
 
     returns: Tensor
     values: Tensor
-    rows: Rows
+    rows: Minibatch
 
 
-class Criticised(NamedTuple):
+class CriticMinibatch(NamedTuple):
     """Whole moments, for a step of the critic.
 
     Attributes:
@@ -93,8 +93,8 @@ class Criticised(NamedTuple):
 
     moments: Numbers
     rows: Numbers
-    shown: Moments
-    remembered: Remembered | None
+    shown: GroupTimesteps
+    remembered: GroupRecurrentState | None
 
 
 class POCA:
@@ -141,7 +141,7 @@ class POCA:
             self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
         )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-        self._beginnings = Beginnings()
+        self._beginnings = EpisodeStarts()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
     def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
@@ -196,7 +196,7 @@ class POCA:
             staleness=staleness,
         )
 
-    def _targets(self, batch: GroupBatch, prepared: Prepared, found: Estimates, epsilon: float) -> Targets:
+    def _targets(self, batch: GroupBatch, prepared: PreparedGroups, found: GroupEstimates, epsilon: float) -> Targets:
         """Returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
         index = prepared.index
         returns_KS = np.zeros_like(found.values)
@@ -228,7 +228,7 @@ class POCA:
         advantage_R = torch.from_numpy(returns.normalized((returns_RS - found.baselines).mean(1)))
         inputs = prepared.inputs[0]
         assert inputs is not None
-        rows = Rows(
+        rows = Minibatch(
             inputs=tuple(column[: batch.steps] for column in inputs),
             continuous=torch.from_numpy(batch.own.continuous),
             discrete=torch.from_numpy(batch.own.discrete).long(),
@@ -256,7 +256,7 @@ class POCA:
             self.actor.action_limit,
         )
 
-    def _recurrence(self, batch: GroupBatch, prepared: Prepared) -> Recurrence | None:
+    def _recurrence(self, batch: GroupBatch, prepared: PreparedGroups) -> Recurrence | None:
         """The sequences of the actor, in the order of the windows; None for one without memory."""
         if not self.networks.memory or batch.carried is None:
             return None
@@ -265,11 +265,11 @@ class POCA:
         return Recurrence(first=windows.first_q, lengths=windows.lengths_q, actor=memory, critic=None)
 
     def _minibatches(
-        self, prepared: Prepared, found: Estimates, targets: Targets, recurrence: Recurrence | None
-    ) -> Iterator[tuple[tuple[Rows, Recalled | None, Tensor], Criticised]]:
+        self, prepared: PreparedGroups, found: GroupEstimates, targets: Targets, recurrence: Recurrence | None
+    ) -> Iterator[tuple[tuple[Minibatch, RecurrentState | None, Tensor], CriticMinibatch]]:
         """As many minibatches of the actor as PPO has, and for each a part of the moments (9, 10)."""
         size, steps = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
-        of_actor: Iterator[tuple[Rows, Recalled | None, Tensor]]
+        of_actor: Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]
         if recurrence is None:
             count = steps // min(size, steps)
             of_actor = minibatches(targets.rows, size, self.generator)
@@ -282,20 +282,20 @@ class POCA:
         for at, of_policy in enumerate(of_actor):
             yield of_policy, self._criticised(prepared, found, of_critic[at % len(of_critic)])
 
-    def _criticised(self, prepared: Prepared, found: Estimates, which: Numbers) -> Criticised:
+    def _criticised(self, prepared: PreparedGroups, found: GroupEstimates, which: Numbers) -> CriticMinibatch:
         """Some windows."""
         if found.groups is not None and found.members is not None:
             shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
-            return Criticised(moments, rows, shown, remembered)
+            return CriticMinibatch(moments, rows, shown, remembered)
         windows = prepared.windows
         moments, rows = windows.moments(which), windows.first_q[windows.of_windows(which)]
-        return Criticised(moments, rows, prepared.show(moments, rows), None)
+        return CriticMinibatch(moments, rows, prepared.show(moments, rows), None)
 
     def _step(
         self,
-        rows: Rows,
-        recalled: Recalled | None,
-        criticised: Criticised,
+        rows: Minibatch,
+        recalled: RecurrentState | None,
+        criticised: CriticMinibatch,
         targets: Targets,
         coefficients: Coefficients,
     ) -> Losses | None:

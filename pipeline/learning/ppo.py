@@ -32,21 +32,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.learning import losses, returns
-from pipeline.learning.actor_critic import ActorCritic, Estimates, Prepared, Recalled, Recurrence, row_bytes
-from pipeline.learning.buffer import Batch
-from pipeline.learning.cloning import Cloning, cloning_of
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.proximal import Staleness, correct
-from pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
-from pipeline.learning.rows import Rows, policy_loss
-from pipeline.learning.schedules import Coefficients
-from pipeline.learning.settings import TrainerSettings
-from pipeline.learning.signals import Signals
-from pipeline.learning.signals.beginnings import Beginnings
-from pipeline.learning.signals.steps import Steps
-from pipeline.networks.device import PROCESSOR, over
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning.actor_critic import (
+    ActorCritic,
+    Estimates,
+    Prepared,
+    Recurrence,
+    RecurrentState,
+    row_bytes,
+)
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.cloning import Cloning, cloning_of
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.proximal import Staleness, correct
+from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
+from sparring.pipeline.learning.rows import Minibatch, policy_loss
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.signals import Signals
+from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
 _WIDE = 4096
@@ -97,7 +104,7 @@ class PPO:
             self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
         )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-        self._beginnings = Beginnings()
+        self._beginnings = EpisodeStarts()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
@@ -145,7 +152,7 @@ class PPO:
             staleness=staleness,
         )
 
-    def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Rows:
+    def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Minibatch:
         """The batch as tensors, with what the present critic makes of it."""
         values, next_values = found.values, found.next_values
         extrinsic = self.signals.scaled(batch.rewards + batch.group_rewards, batch.lengths, batch.lives, batch.ended)
@@ -170,7 +177,7 @@ class PPO:
             axis=1,
         )
         advantage_R = torch.from_numpy(returns.normalized(estimates.mean(1)))
-        return Rows(
+        return Minibatch(
             inputs=prepared.inputs,
             continuous=torch.from_numpy(batch.continuous),
             discrete=torch.from_numpy(batch.discrete).long(),
@@ -197,7 +204,7 @@ class PPO:
         )
 
     @torch.no_grad()
-    def _step(self, rows: Rows, recalled: Recalled | None, coefficients: Coefficients) -> Losses | None:
+    def _step(self, rows: Minibatch, recalled: RecurrentState | None, coefficients: Coefficients) -> Losses | None:
         """One step of Adam on a minibatch.
 
         Returns:
@@ -216,7 +223,7 @@ class PPO:
         return chosen.losses() | {"values": squares_BS, "gradient_norm": self.optimizer.gradient_norm}
 
     def _statistics(
-        self, taken: list[Losses], coefficients: Coefficients, rows: Rows, staleness: Staleness
+        self, taken: list[Losses], coefficients: Coefficients, rows: Minibatch, staleness: Staleness
     ) -> dict[str, float]:
         estimates = zip(self.signals.settings, rows.values.mean(0).tolist(), strict=True)
         return (
@@ -226,7 +233,7 @@ class PPO:
         )
 
 
-def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, None, Tensor]]:
+def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
     """The rows in a random order, `size` or all at a time, and which they are; what is left over is left out."""
     steps = len(rows.log_prob)
     size = min(size, steps)
@@ -235,12 +242,12 @@ def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[t
     inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
     others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
     which = torch.split(order_R, size)
-    return ((Rows(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
+    return ((Minibatch(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
 
 
 def recurrent_minibatches(
-    rows: Rows, recurrence: Recurrence, size: int, generator: torch.Generator
-) -> Iterator[tuple[Rows, Recalled, Tensor]]:
+    rows: Minibatch, recurrence: Recurrence, size: int, generator: torch.Generator
+) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
     """The sequences in a random order, `size` (at least one) or all at a time, and which rows they are.
 
     What is left over is left out.

@@ -27,11 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.learning import losses
-from pipeline.learning.actor_critic import Recalled, Recurrence, rows_at_once
-from pipeline.learning.rows import Rows, evaluate
-from pipeline.networks.actor import Actor
-from pipeline.networks.device import over
+from sparring.pipeline.learning import losses
+from sparring.pipeline.learning.actor_critic import Recurrence, RecurrentState, rows_at_once
+from sparring.pipeline.learning.rows import Minibatch, evaluate
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import over
 
 WEIGHT_CAP: Final = 2.0
 
@@ -53,14 +53,14 @@ NONE_STALE: Final = Staleness(weight=1.0, sample_size=1.0)
 
 def correct(
     actor: Actor,
-    rows: Rows,
+    rows: Minibatch,
     stale_R: NDArray[np.bool_],
     recurrence: Recurrence | None,
     epsilon: float,
     *,
     decoupled: bool,
     per_dimension: bool,
-) -> tuple[Rows, Staleness]:
+) -> tuple[Minibatch, Staleness]:
     """Centers the clip of stale rows on the present actor, and weights their advantages.
 
     Args:
@@ -95,7 +95,7 @@ def correct(
 
 @torch.no_grad()
 def _proximal(
-    actor: Actor, rows: Rows, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None, per_dimension: bool
+    actor: Actor, rows: Minibatch, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None, per_dimension: bool
 ) -> Tensor:
     """Log-probabilities [R, P], or [R, 1] of joint actions, some rows at a time; 0 where none is wanted."""
     parts = actor.actions.parts if per_dimension else 1
@@ -110,8 +110,8 @@ def _proximal(
 
 
 def _chunks(
-    rows: Rows, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None
-) -> Iterator[tuple[Tensor, Recalled | None]]:
+    rows: Minibatch, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None
+) -> Iterator[tuple[Tensor, RecurrentState | None]]:
     """Rows that are wanted, with their whole sequences where there is a memory, as many as fit into the cache."""
     most = rows_at_once(rows.inputs)
     if recurrence is None:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.learning.proximal import NONE_STALE, Staleness
-from pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.proximal import NONE_STALE, Staleness
+from sparring.pipeline.learning.schedules import Coefficients
 
 Losses = Mapping[str, Any]
 """What one minibatch lost: tensors for the keys of `_LOSSES` and for `log_ratio`, and the number `gradient_norm`."""

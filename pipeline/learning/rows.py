@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pipeline.learning import losses
-from pipeline.networks import distributions
-from pipeline.networks.actor import Actor
-from pipeline.networks.encoders import Inputs
+from sparring.pipeline.learning import losses
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.encoders import Inputs
 
 
-class Rows(NamedTuple):
+class Minibatch(NamedTuple):
     """Columns that a minibatch is made of.
 
     Attributes:
@@ -42,10 +42,10 @@ class Rows(NamedTuple):
     returns: Tensor
     values: Tensor
 
-    def at(self, which_B: Tensor) -> Rows:
+    def at(self, which_B: Tensor) -> Minibatch:
         """Some of the rows."""
         others = (None if column is None else column.index_select(0, which_B) for column in self[1:])
-        return Rows(tuple(column.index_select(0, which_B) for column in self.inputs), *others)  # type: ignore[arg-type]
+        return Minibatch(tuple(column.index_select(0, which_B) for column in self.inputs), *others)  # type: ignore[arg-type]
 
 
 class PolicyLoss(NamedTuple):
@@ -70,7 +70,7 @@ class PolicyLoss(NamedTuple):
         return {"objective": self.objective, "log_ratio": self.log_ratio, "entropy": self.entropy}
 
 
-def evaluate(actor: Actor, head_BH: Tensor, rows: Rows, per_dimension: bool) -> distributions.Evaluation:
+def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool) -> distributions.Evaluation:
     """What the actor's means and logits say of the actions of some rows."""
     return distributions.evaluate(
         actor.actions,
@@ -83,7 +83,7 @@ def evaluate(actor: Actor, head_BH: Tensor, rows: Rows, per_dimension: bool) -> 
     )
 
 
-def policy_loss(actor: Actor, head_BH: Tensor, rows: Rows, beta: float) -> PolicyLoss:
+def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> PolicyLoss:
     """Minus the mean of the clipped surrogate, minus the entropy bonus; without autograd.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.learning.settings import Schedule, TrainerSettings
+from sparring.pipeline.learning.settings import Schedule, TrainerSettings
 
 LEARNING_RATE_END: Final = 1e-10
 EPSILON_END: Final = 0.1

@@ -9,20 +9,20 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.demonstrations.pairing import DemoActions
-from pipeline.networks.limits import HEADS
-from pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.demonstrations.pairing import DemoActions
+from sparring.pipeline.networks.limits import HEADS
+from sparring.pipeline.networks.settings import NetworkSettings
 
 TrainerType = Literal["ppo", "poca", "bc"]
 Schedule = Literal["linear", "constant"]
 RewardSignalName = Literal["extrinsic", "gail", "curiosity", "rnd"]
 
 
-class _Model(BaseModel):
+class _LearningModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Hyperparameters(_Model):
+class Hyperparameters(_LearningModel):
     """What PPO and MA-POCA are tuned with.
 
     Attributes:
@@ -84,7 +84,7 @@ class Hyperparameters(_Model):
         return self
 
 
-class SignalSettings(_Model):
+class SignalSettings(_LearningModel):
     """What every reward signal has.
 
     Attributes:
@@ -148,7 +148,7 @@ class RndSettings(IntrinsicSettings):
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
 
 
-class RewardSignals(_Model):
+class RewardSignals(_LearningModel):
     """The reward signals of a behavior; one that is None is off.
 
     Attributes:
@@ -183,7 +183,7 @@ class RewardSignals(_Model):
         return {name: signal for name, signal in every.items() if signal is not None}
 
 
-class BehavioralCloningSettings(_Model):
+class BehavioralCloningSettings(_LearningModel):
     """Supervised imitation of demonstrations beside training.
 
     Attributes:
@@ -206,7 +206,7 @@ class BehavioralCloningSettings(_Model):
     batch_size: int | None = Field(default=None, ge=1)
 
 
-class TrainerSettings(_Model):
+class TrainerSettings(_LearningModel):
     """What the learner of one behavior name needs to know.
 
     Attributes:

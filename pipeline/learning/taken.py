@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from pipeline.messages.service import Mark, Marks, Segments
+from sparring.pipeline.messages.service import Mark, Marks, Segments
 
 
-class Taken:
+class Deduplicator:
     """Counts segments, and tells new ones from those that a restart of coordination or of the learner sends again.
 
     Attributes:

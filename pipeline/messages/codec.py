@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple
 import msgpack
 import numpy as np
 
-from pipeline.errors import CodecError, LimitExceeded, SparringError
-from pipeline.messages.schema import TAGS, Columns, tag_of
+from sparring.pipeline.errors import CodecError, LimitExceeded, SparringError
+from sparring.pipeline.messages.schema import TAGS, Columns, tag_of
 
 Buffer = bytes | bytearray | memoryview
 Arrays = list[np.ndarray[Any, Any]]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pipeline.errors import LocalProtocolError, RemoteProtocolError
-from pipeline.messages.schema import tag_of
+from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError
+from sparring.pipeline.messages.schema import tag_of
 
 Role = Literal["simulator", "trainer"]
 State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "adopted", "parting", "closed"]

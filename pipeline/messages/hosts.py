@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from pipeline.messages.schema import Octets, record
+from sparring.pipeline.messages.schema import Octets, record
 
 
 @record("host_run")

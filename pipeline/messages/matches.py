@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pipeline.messages.schema import F32, I32, I64, record
+from sparring.pipeline.messages.schema import F32, I32, I64, record
 
 NOBODY: Final = -1
 """The learning team of a draw under which nobody learns."""
 
 
 @record("draw")
-class Draw:
+class Matchup:
     """Which policies meet in a match.
 
     Attributes:
@@ -32,7 +32,7 @@ class Draw:
 
 
 @record("assignment")
-class Assignment:
+class MatchupAssignment:
     """What the matches that begin from now on are played with.
 
     Attributes:
@@ -42,7 +42,7 @@ class Assignment:
     """
 
     serial: int
-    draws: tuple[Draw, ...]
+    draws: tuple[Matchup, ...]
 
 
 @record("results")
@@ -78,7 +78,7 @@ class Results:
     before: int = 0
 
 
-class Ended(NamedTuple):
+class MatchEnd(NamedTuple):
     """One match of `Results`.
 
     Attributes:
@@ -100,7 +100,7 @@ class Ended(NamedTuple):
     explicit: bool
 
 
-def one_by_one(results: Results) -> Iterator[Ended]:
+def one_by_one(results: Results) -> Iterator[MatchEnd]:
     """The matches of a record."""
     at = 0
     heads = (results.numbers, results.draws, results.simulators, results.seats)
@@ -108,7 +108,7 @@ def one_by_one(results: Results) -> Iterator[Ended]:
         rows = slice(at, at + count)
         at += count
         seats = [results.names[one] for one in results.who[rows].tolist()]
-        yield Ended(
+        yield MatchEnd(
             number=number,
             draw=draw,
             simulator=simulator,
@@ -137,7 +137,7 @@ class Rating:
 
 
 @record("rated")
-class Rated:
+class RatedLearner:
     """A learner under self-play.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline.messages.simulator import Sampler
+from sparring.pipeline.messages.simulator import Sampler
 
 
 def draws(sampler: Sampler) -> Iterator[float]:

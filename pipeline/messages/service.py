@@ -15,8 +15,8 @@ from dataclasses import field
 
 import numpy as np
 
-from pipeline.messages.matches import Rated, Results
-from pipeline.messages.schema import (
+from sparring.pipeline.messages.matches import RatedLearner, Results
+from sparring.pipeline.messages.schema import (
     F32,
     I32,
     I64,
@@ -28,14 +28,14 @@ from pipeline.messages.schema import (
     Weights,
     record,
 )
-from pipeline.messages.simulator import Statistic
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.messages.simulator import Statistic
+from sparring.pipeline.specs import BehaviorSpec
 
 # ---------------------------------------------------------------- stepping -> assembly
 
 
 @record("joined")
-class Joined:
+class AgentsStarted:
     """Agents that a slot was given to, or whose group changed, or whose reader is new.
 
     Attributes:
@@ -60,7 +60,7 @@ class Joined:
 
 
 @record("ended")
-class Ended:
+class AgentsEnded:
     """Agents whose episode ended.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ended:
 
 
 @record("reported")
-class Reported:
+class OutcomesReported:
     """Agents that arrived at their next decision.
 
     Attributes:
@@ -98,11 +98,11 @@ class Reported:
 
 
 @record("acted")
-class Acted:
+class ActionsChosen:
     """Actions chosen for the decisions last reported; later than these where the budget withheld them.
 
     Attributes:
-        slots: [n] slot; None where the rows are those of `Reported`, wake-up by wake-up.
+        slots: [n] slot; None where the rows are those of `OutcomesReported`, wake-up by wake-up.
         log_probs: [n] log-probability of the joint action.
         versions: [n] policy version that chose.
         continuous: [n, continuous actions] raw sample; None where the behavior has none.
@@ -150,10 +150,10 @@ class BehaviorSteps:
     completed: I64
     rows: I32Matrix
     lost: I32 | None = None
-    ended: Ended | None = None
-    joined: Joined | None = None
-    reported: Reported | None = None
-    acted: Acted | None = None
+    ended: AgentsEnded | None = None
+    joined: AgentsStarted | None = None
+    reported: OutcomesReported | None = None
+    acted: ActionsChosen | None = None
     ghosts: int = 0
     results: Results | None = None
 
@@ -209,7 +209,7 @@ class Episodes:
 
 
 @record("mates")
-class Mates:
+class TeammateSegments:
     """Members of group segments that have another behavior name: what a critic is shown of them, nothing to act by.
 
     `s` segments of members lie one after the other in `r` rows, group by group, as in `Segments`.
@@ -279,7 +279,7 @@ class Shared:
     until: I32
     next_continuous: F32Matrix
     next_discrete: I32Matrix
-    mates: tuple[Mates, ...] = ()
+    mates: tuple[TeammateSegments, ...] = ()
 
 
 @record("segments")
@@ -445,7 +445,7 @@ class LearnerState:
 
 
 @record("produced")
-class Produced:
+class ProducedSteps:
     """What one source has done for one behavior since it started.
 
     Attributes:
@@ -492,7 +492,7 @@ class SteppingState:
     """
 
     source: str
-    behaviors: dict[str, Produced]
+    behaviors: dict[str, ProducedSteps]
     simulators: int
     deterministic: bool = True
     final: bool = False
@@ -500,7 +500,7 @@ class SteppingState:
 
 
 @record("permit")
-class Permit:
+class StepAllowance:
     """How far a source may go with one behavior.
 
     Attributes:
@@ -519,11 +519,11 @@ class Permit:
 
 
 @record("permits")
-class Permits:
+class StepAllowances:
     """Permits of one source, by behavior name."""
 
     source: str
-    behaviors: dict[str, Permit]
+    behaviors: dict[str, StepAllowance]
 
 
 @record("lessons")
@@ -544,7 +544,7 @@ class LessonsState:
 
 
 @record("cut")
-class Cut:
+class FlushRequest:
     """Close all open segments of a behavior.
 
     Attributes:
@@ -557,14 +557,14 @@ class Cut:
 
 
 @record("cuts")
-class Cuts:
+class FlushRequests:
     """The latest cut of each behavior name."""
 
-    behaviors: dict[str, Cut]
+    behaviors: dict[str, FlushRequest]
 
 
 @record("assembled")
-class Assembled:
+class AssembledSteps:
     """What assembly holds of one behavior from one source.
 
     Attributes:
@@ -585,11 +585,11 @@ class AssemblyState:
     """Where assembly stands: `held["Name"]["stepping-0.1"]`."""
 
     origin: str
-    held: dict[str, dict[str, Assembled]]
+    held: dict[str, dict[str, AssembledSteps]]
 
 
 @record("books")
-class Books:
+class StepCounts:
     """produced = trained + ghost + stale + lost + open, in steps, for one behavior name."""
 
     produced: int
@@ -620,12 +620,12 @@ class RunState:
     start: str
     finished: bool
     specs: dict[str, BehaviorSpec]
-    books: dict[str, Books]
+    books: dict[str, StepCounts]
     routed: dict[str, int]
     versions: dict[str, int]
     reward_mean_last100: dict[str, float]
     episodes: dict[str, int]
-    ratings: dict[str, Rated] = field(default_factory=dict)
+    ratings: dict[str, RatedLearner] = field(default_factory=dict)
     heard: dict[str, str] = field(default_factory=dict)
 
 

@@ -8,8 +8,18 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Final, Literal
 
-from pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, FlagsMatrix, I32Matrix, Observation, record
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.messages.schema import (
+    F32,
+    I32,
+    I64,
+    F32Matrix,
+    Flags,
+    FlagsMatrix,
+    I32Matrix,
+    Observation,
+    record,
+)
+from sparring.pipeline.specs import BehaviorSpec
 
 VERSION: Final = 1
 

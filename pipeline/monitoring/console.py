@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pipeline.monitoring.intervals import Interval, lessons
+from sparring.pipeline.monitoring.intervals import Interval, lessons
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.monitoring.intervals import Interval
+from sparring.pipeline.monitoring.intervals import Interval
 
 PIPELINE = "Pipeline"
 """First part of the names of what ML-Agents has no word for."""

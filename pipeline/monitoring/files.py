@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.files import append
-from pipeline.monitoring import curves, events
-from pipeline.rotation import Rotating
+from sparring.pipeline.files import append
+from sparring.pipeline.monitoring import curves, events
+from sparring.pipeline.monitoring.rotation import Rotating
 
 _INTERVAL: Final = '{"type": "interval"'
 

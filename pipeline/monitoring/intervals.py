@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from pipeline.messages.service import Histogram
-from pipeline.metrics import SIMULATOR, deviation_of, highest, mean, mean_of, since
-from pipeline.monitoring.overview import BOOKS, Numbers, Overview
-from pipeline.monitoring.totals import from_plain, plain
-from pipeline.progress import IDLE
+from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.monitoring.metrics import SIMULATOR, deviation_of, highest, mean, mean_of, since
+from sparring.pipeline.monitoring.overview import BOOKS, Numbers, Overview
+from sparring.pipeline.monitoring.progress import IDLE
+from sparring.pipeline.monitoring.totals import from_plain, plain
 
 NAMES: Final = {
     "episode_return": "Environment/Cumulative Reward",
@@ -105,7 +105,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Mark:
+class _IntervalStart:
     """Where an interval began."""
 
     step: int
@@ -131,7 +131,7 @@ class Intervals:
         self._frequencies = frequencies
         self._default = default
         self._max_steps = max_steps
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, _IntervalStart] = {}
 
     def track(self, behavior: str, time_s: float) -> None:
         """Follows a behavior: to be called whenever its numbers may have changed.
@@ -142,7 +142,7 @@ class Intervals:
         step, mark = self._overview.step(behavior), self._marks.get(behavior)
         if mark is None:
             begun = max(0, step - self._overview.trained(behavior))
-            self._marks[behavior] = _Mark(step=begun, time_s=time_s, counters={}, lag=None)
+            self._marks[behavior] = _IntervalStart(step=begun, time_s=time_s, counters={}, lag=None)
         elif step < mark.step:
             self._marks[behavior] = replace(mark, step=step)
 
@@ -170,7 +170,7 @@ class Intervals:
         """Ends the interval and begins the next."""
         interval, numbers = self.peek(behavior, time_s), self._overview.of(behavior)
         lag = numbers.histograms.get("lag")
-        self._marks[behavior] = _Mark(step=interval.step, time_s=time_s, counters=numbers.counters, lag=lag)
+        self._marks[behavior] = _IntervalStart(step=interval.step, time_s=time_s, counters=numbers.counters, lag=lag)
         return interval
 
     def state(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Intervals:
         """
         pause = gap_s if gap_s > LONGEST_GAP_S else 0.0
         self._marks |= {
-            behavior: _Mark(
+            behavior: _IntervalStart(
                 step=int(mark["step"]),
                 time_s=float(mark["time_s"]) + pause,
                 counters={name: float(value) for name, value in mark["counters"].items()},
@@ -207,7 +207,9 @@ class Intervals:
         }
 
 
-def _interval(behavior: str, time_s: float, step: int, numbers: Numbers, mark: _Mark, *, training: bool) -> Interval:
+def _interval(
+    behavior: str, time_s: float, step: int, numbers: Numbers, mark: _IntervalStart, *, training: bool
+) -> Interval:
     counted = {name: value - mark.counters.get(name, 0.0) for name, value in numbers.counters.items()}
     lag = since(numbers.histograms["lag"], mark.lag) if "lag" in numbers.histograms else None
     gauges = numbers.gauges

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from pipeline.messages.service import Histogram, Metrics
-from pipeline.metrics import SIMULATOR, added
-from pipeline.monitoring.totals import Totals
+from sparring.pipeline.messages.service import Histogram, Metrics
+from sparring.pipeline.monitoring.metrics import SIMULATOR, added
+from sparring.pipeline.monitoring.totals import Totals
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from pipeline.messages.service import Histogram
-from pipeline.monitoring.totals import Totals
+from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.monitoring.totals import Totals
 
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]+")
 

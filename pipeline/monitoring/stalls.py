@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pipeline.messages.service import Metrics, Wait
-from pipeline.progress import ALL, CREDIT, DISK, PASSED, SIMULATORS, readable
+from sparring.pipeline.messages.service import Metrics, Wait
+from sparring.pipeline.monitoring.progress import ALL, CREDIT, DISK, PASSED, SIMULATORS, readable
 
 Kind = Literal["stuck", "ring", "outside"]
 _WORST: Final = ("stuck", "ring", "outside")
@@ -94,7 +94,7 @@ class _Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _StallEnd:
     kind: Kind
     root: str
     moved: float
@@ -146,7 +146,7 @@ class Stalls:
 
     # ---------------------------------------------------------------- inside
 
-    def _ends(self, service: str, what: str, behavior: str, links: tuple[_Link, ...]) -> Iterator[_End]:
+    def _ends(self, service: str, what: str, behavior: str, links: tuple[_Link, ...]) -> Iterator[_StallEnd]:
         """Where the chains end that begin with `links` and go on with what `service` needs to give `what`.
 
         What is asked for last of a named behavior is meant for that one further on too.
@@ -157,7 +157,7 @@ class Stalls:
         wait = stage.wait_of(what, behavior)
         if wait is None:
             chain = (*map(_sentence, links), _stuck(service, stage.queued))
-            yield _End("stuck", service, stage.last_moved(), chain)
+            yield _StallEnd("stuck", service, stage.last_moved(), chain)
             return
         ring = [
             place for place, (name, before) in enumerate(links) if (name, before.activity) == (service, wait.activity)
@@ -168,19 +168,19 @@ class Stalls:
         links = (*links, (service, wait))
         if wait.sources in ((SIMULATORS,), (DISK,)):
             moved = stage.last_moved((wait.activity, what))
-            yield _End("outside", wait.sources[0], moved, tuple(map(_sentence, links)))
+            yield _StallEnd("outside", wait.sources[0], moved, tuple(map(_sentence, links)))
             return
         for source in wait.sources:
             named = wait.what.partition("/")[2] or behavior
             yield from self._ends(source, wait.what.removeprefix(CREDIT), named, links)
 
-    def _ring(self, links: tuple[_Link, ...], first: int) -> _End:
+    def _ring(self, links: tuple[_Link, ...], first: int) -> _StallEnd:
         names = list(dict.fromkeys(name for name, _ in links[first:]))
         moved = max(self._stages[name].last_moved() for name in names)
-        return _End("ring", ", ".join(names), moved, (*map(_sentence, links), "which closes the ring"))
+        return _StallEnd("ring", ", ".join(names), moved, (*map(_sentence, links), "which closes the ring"))
 
 
-class Patience:
+class StallBudget:
     """When a stall is reported, and when there were too many.
 
     Args:

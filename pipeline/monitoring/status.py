@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.messages.service import Histogram
-from pipeline.metrics import count, highest, mean, quantile, since
-from pipeline.monitoring.intervals import Interval, lessons
-from pipeline.monitoring.summary import Figures
-from pipeline.monitoring.totals import Totals
-from pipeline.progress import IDLE, PASSED
+from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.monitoring.intervals import Interval, lessons
+from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile, since
+from sparring.pipeline.monitoring.progress import IDLE, PASSED
+from sparring.pipeline.monitoring.summary import BehaviorSummary
+from sparring.pipeline.monitoring.totals import Totals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Mark:
+class _WindowStart:
     time_s: float
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
 
 
-class Windows:
+class CounterWindows:
     """What every service did since it was last asked about."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, _WindowStart] = {}
 
     def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Any]:
         """The line of a service for `services.jsonl`; begins its next window.
@@ -36,9 +36,9 @@ class Windows:
             totals: its numbers.
             time_s: seconds since the epoch.
         """
-        mark = self._marks.get(service, _Mark(time_s=time_s, counters={}, histograms={}))
+        mark = self._marks.get(service, _WindowStart(time_s=time_s, counters={}, histograms={}))
         counters, histograms = totals.counters(), totals.histograms()
-        self._marks[service] = _Mark(time_s=time_s, counters=counters, histograms=histograms)
+        self._marks[service] = _WindowStart(time_s=time_s, counters=counters, histograms=histograms)
         changed = {name: value - mark.counters.get(name, 0.0) for name, value in counters.items()}
         return {
             "type": "service",
@@ -106,7 +106,7 @@ def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float
     }
 
 
-def behavior_entry(now: Interval, last: Interval | None, one: Figures, steps_per_s: float) -> dict[str, Any]:
+def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, steps_per_s: float) -> dict[str, Any]:
     """How a behavior stands.
 
     Args:

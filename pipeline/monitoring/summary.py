@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from pipeline.errors import FAILED, STALLED
-from pipeline.metrics import highest, mean
-from pipeline.monitoring.intervals import books
-from pipeline.monitoring.overview import BOOKS, Overview
+from sparring.pipeline.errors import FAILED, STALLED
+from sparring.pipeline.monitoring.intervals import books
+from sparring.pipeline.monitoring.metrics import highest, mean
+from sparring.pipeline.monitoring.overview import BOOKS, Overview
 
 Status = Literal["completed", "stopped", "failed", "stalled"]
 STATUSES: Final[Mapping[Status, int]] = {"completed": 0, "stopped": 0, "failed": FAILED, "stalled": STALLED}
@@ -18,7 +18,7 @@ STATUSES: Final[Mapping[Status, int]] = {"completed": 0, "stopped": 0, "failed":
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class BehaviorSummary:
     """What one behavior came to. None where there is nothing to tell.
 
     Attributes:
@@ -47,7 +47,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class CheckpointSummary:
     """What is kept of a behavior.
 
     Attributes:
@@ -61,7 +61,7 @@ class Kept:
     self_play: Mapping[str, Any] | None = None
 
 
-def figures(overview: Overview, behavior: str, steps_per_s: float) -> Figures:
+def figures(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSummary:
     """What a behavior has come to so far.
 
     Args:
@@ -72,7 +72,7 @@ def figures(overview: Overview, behavior: str, steps_per_s: float) -> Figures:
     numbers = overview.of(behavior)
     lag = numbers.histograms.get("lag")
     ended = numbers.gauges.get("episodes", numbers.counters.get("episode_length.count", 0))
-    return Figures(
+    return BehaviorSummary(
         steps=overview.step(behavior),
         steps_per_s=steps_per_s,
         updates=int(numbers.counters.get("updates", 0)),
@@ -84,13 +84,13 @@ def figures(overview: Overview, behavior: str, steps_per_s: float) -> Figures:
     )
 
 
-def from_status(status: Mapping[str, Any]) -> dict[str, Figures]:
+def from_status(status: Mapping[str, Any]) -> dict[str, BehaviorSummary]:
     """The figures of every behavior out of the content of `status.json`.
 
     Raises:
         KeyError, TypeError: it is something else.
     """
-    return {behavior: Figures(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
+    return {behavior: BehaviorSummary(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
 
 
 def summary(
@@ -99,8 +99,8 @@ def summary(
     status: Status,
     wall_s: float,
     error: str | None,
-    behaviors: Mapping[str, Figures],
-    kept: Mapping[str, Kept],
+    behaviors: Mapping[str, BehaviorSummary],
+    kept: Mapping[str, CheckpointSummary],
 ) -> dict[str, Any]:
     """The content of `summary.json`.
 
@@ -124,11 +124,13 @@ def summary(
         "status": status,
         "wall_s": round(wall_s, 3),
         "error": error,
-        "behaviors": {name: _entry(one, kept.get(name, Kept())) for name, one in sorted(behaviors.items())},
+        "behaviors": {
+            name: _entry(one, kept.get(name, CheckpointSummary())) for name, one in sorted(behaviors.items())
+        },
     }
 
 
-def _entry(one: Figures, kept: Kept) -> dict[str, Any]:
+def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Any]:
     return {
         "steps": one.steps,
         "steps_per_s": round(one.steps_per_s, 3),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from pipeline.networks.settings import Activation
+from sparring.pipeline.networks.settings import Activation
 
 
 class Function(NamedTuple):

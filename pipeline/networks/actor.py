@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.actions import previous_features
-from pipeline.networks import distributions
-from pipeline.networks.arrays import Arrays
-from pipeline.networks.encoders import Encode, Encoder, Inputs
-from pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
-from pipeline.networks.recurrent import Layout, Recurrent
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import to_arrays
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.arrays import Arrays
+from sparring.pipeline.networks.encoders import Encode, Encoder, Inputs
+from sparring.pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
+from sparring.pipeline.networks.recurrent import Layout, Recurrent
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.specs import BehaviorSpec
 
 VALUE_GAIN: Final = 1.0
 
@@ -97,7 +97,7 @@ class Actor(nn.Module):
         generator: torch.Generator,
         deterministic: bool = False,
     ) -> Choices:
-        """Chooses once with the present weights: `Acting.act` of a `frozen` copy that carries nothing."""
+        """Chooses once with the present weights: `InferenceActor.act` of a `frozen` copy that carries nothing."""
         return self.frozen().act(observations, masks, generator, deterministic)
 
     def arrays(self) -> Arrays:
@@ -108,18 +108,20 @@ class Actor(nn.Module):
             found[key] = found[key][: self.outputs]
         return found
 
-    def frozen(self) -> Acting:
+    def frozen(self) -> InferenceActor:
         """A copy of the present weights that does nothing but act."""
-        sampler = distributions.Sampler(self.actions, self.log_sigma)
+        sampler = distributions.ActionSampler(self.actions, self.log_sigma)
         if not self.carried:
-            return Acting(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
+            return InferenceActor(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
         remembered = self.carried - self.encoder.previous
         body = self.body.frozen(self.outputs)
         features = partial(previous_features, self.actions, limit=self.action_limit)
-        return Carrying(self.encoder.frozen(), body, sampler, features, remembered, self.encoder.previous)
+        return RecurrentInferenceActor(
+            self.encoder.frozen(), body, sampler, features, remembered, self.encoder.previous
+        )
 
 
-class Acting:
+class InferenceActor:
     """A policy of fixed weights, for acting often and with few rows: plain functions one after the other.
 
     Args:
@@ -135,7 +137,7 @@ class Acting:
 
     carried = 0
 
-    def __init__(self, encode: Encode, body: Callable[..., Any], sampler: distributions.Sampler) -> None:
+    def __init__(self, encode: Encode, body: Callable[..., Any], sampler: distributions.ActionSampler) -> None:
         self._encode = encode
         self._body = body
         self._sampler = sampler
@@ -165,7 +167,7 @@ class Acting:
         return self._sampler.sample(self._body(self._encode(observations, None)), masks, generator, deterministic)
 
 
-class Carrying(Acting):
+class RecurrentInferenceActor(InferenceActor):
     """A policy of fixed weights whose agents carry something along: a memory [M], their last action [P], or both.
 
     Args:
@@ -182,7 +184,7 @@ class Carrying(Acting):
         self,
         encode: Encode,
         body: Callable[..., Any],
-        sampler: distributions.Sampler,
+        sampler: distributions.ActionSampler,
         features: Callable[..., NDArray[np.float32]],
         remembered: int,
         previous: int,
@@ -200,7 +202,7 @@ class Carrying(Acting):
         deterministic: bool = False,
         carried: NDArray[np.float32] | None = None,
     ) -> Choices:
-        """Chooses an action per row, as `Acting.act`."""
+        """Chooses an action per row, as `InferenceActor.act`."""
         if carried is None:
             carried = np.zeros((len(observations[0]), self.carried), np.float32)
         remembered, before = self._remembered, torch.from_numpy(carried)

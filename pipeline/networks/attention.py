@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.networks.initialization import draw
-from pipeline.networks.limits import HEADS
+from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.limits import HEADS
 
 
 class ResidualAttention(nn.Module):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.actor import VALUE_GAIN, through
-from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.recurrent import Layout, Recurrent
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.networks.actor import VALUE_GAIN, through
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.recurrent import Layout, Recurrent
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import BehaviorSpec
 
 
 class Critic(nn.Module):

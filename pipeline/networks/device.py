@@ -4,7 +4,7 @@ Parameters, what an optimiser knows of them, and each minibatch are on the devic
 segments, statistics of observations, returns, random numbers, and acting. So there is one way over and one way back,
 here; and one seed begins with the same weights and shuffles alike on every device.
 
-    python -m pipeline.networks.device cuda    # exit status 0, or why this machine can not train there, as JSON
+    python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.limits import Unsupported
 
 PROCESSOR: Final = torch.device("cpu")
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.specs import ActionSpec
+from sparring.pipeline.specs import ActionSpec
 
 FORBIDDEN: Final = -1e8
 """Takes the place of the logit of a masked choice: its probability is exactly 0, its logarithm finite."""
@@ -27,7 +27,7 @@ FORBIDDEN: Final = -1e8
 _LOG_2PI: Final = math.log(2 * math.pi)
 
 
-class Sampler:
+class ActionSampler:
     """Draws actions of one log sigma, a few rows at a time and without a gradient.
 
     What depends on log sigma alone is worked out once. The rest is NumPy wherever that is the cheaper

@@ -21,16 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.networks.entities import EntityEncoder
-from pipeline.networks.goals import Conditioned
-from pipeline.networks.images import ImageEncoder
-from pipeline.networks.initialization import HIDDEN_GAINS
-from pipeline.networks.limits import refuse_unsupported
-from pipeline.networks.normalizer import Normalizer
-from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.recurrent import Recurrent
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.networks.entities import EntityEncoder
+from sparring.pipeline.networks.goals import ConditionedLayers
+from sparring.pipeline.networks.images import ImageEncoder
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS
+from sparring.pipeline.networks.limits import refuse_unsupported
+from sparring.pipeline.networks.normalizer import Normalizer
+from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.recurrent import Recurrent
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import BehaviorSpec
 
 Inputs = tuple[Tensor, ...]
 """[B, F] of all vectors, then one tensor for each other observation in the order of the spec."""
@@ -39,7 +39,7 @@ Encode = Callable[[Sequence[NDArray[Any]], Tensor | None], Tensor]
 """From one [B, *shape] array per observation, and previous actions [B, P] if asked for, to a body's input, [B, F]."""
 
 
-Body = Perceptron | Conditioned | Recurrent
+Body = Perceptron | ConditionedLayers | Recurrent
 
 
 class Encoder(nn.Module):
@@ -148,10 +148,10 @@ class Encoder(nn.Module):
         kind = settings.activation, settings.initialization
         if settings.memory is None:
             if self.goal:
-                return Conditioned(features, self.goal, units, output_gains, generator, *kind)
+                return ConditionedLayers(features, self.goal, units, output_gains, generator, *kind)
             return Perceptron(features, units, output_gains, generator, *kind)
         trunk = (
-            Conditioned(features, self.goal, units, None, generator, *kind)
+            ConditionedLayers(features, self.goal, units, None, generator, *kind)
             if self.goal
             else Perceptron(features, units[1:], [HIDDEN_GAINS[kind[1]]] * width, generator, *kind)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.attention import ResidualAttention, draw_linear, mean_of
+from sparring.pipeline.networks.attention import ResidualAttention, draw_linear, mean_of
 
 
 class EntityEncoder(nn.Module):

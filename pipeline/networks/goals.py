@@ -14,12 +14,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.activations import FUNCTIONS
-from pipeline.networks.initialization import HIDDEN_GAINS, draw
-from pipeline.networks.settings import Activation, Initialization
+from sparring.pipeline.networks.activations import FUNCTIONS
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.settings import Activation, Initialization
 
 
-class Conditioned(nn.Module):
+class ConditionedLayers(nn.Module):
     """Layers of hidden units, of which a hypernetwork (Ha et al. 2016, arXiv 1609.09106) of the goal makes the last.
 
     Another goal is another network then, not another input of the same; ML-Agents does so too.

@@ -15,21 +15,21 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.activations import FUNCTIONS
-from pipeline.networks.actor import VALUE_GAIN
-from pipeline.networks.attention import ResidualAttention, attend, draw_linear, heads, mean_of
-from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.initialization import HIDDEN_GAINS, draw
-from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.recurrent import Layout, Memory
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.networks.activations import FUNCTIONS
+from sparring.pipeline.networks.actor import VALUE_GAIN
+from sparring.pipeline.networks.attention import ResidualAttention, attend, draw_linear, heads, mean_of
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.recurrent import Layout, Memory
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import BehaviorSpec
 
 FEATURES_OF_A_PAIR: Final = 8
 """Numbers of each unit that travel for a member: input, query, key and value, without and with its action."""
 
 
-class Moments(NamedTuple):
+class GroupTimesteps(NamedTuple):
     """Who was there at some moments, what they saw and did last, and whose baselines are asked for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Moments(NamedTuple):
     decided: Tensor
 
 
-class Remembered(NamedTuple):
+class GroupRecurrentState(NamedTuple):
     """How values and baselines form sequences, and what is remembered before each.
 
     Attributes:
@@ -151,19 +151,19 @@ class GroupCritic(nn.Module):
         """Groups of up to `most` members were seen; between updates, never during one."""
         self.largest.clamp_(min=most)
 
-    def forward(self, moments: Moments) -> tuple[Tensor, Tensor]:
+    def forward(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Values [M, S] and baselines [D, S] of a critic that remembers nothing."""
         encoded, counts = self.encode(moments)
         return self._heads(self._activate(self.trunk(encoded)), counts, len(moments.counts))
 
-    def remember(self, moments: Moments, remembered: Remembered) -> tuple[Tensor, Tensor, Tensor]:
+    def remember(self, moments: GroupTimesteps, remembered: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
         """Values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of one that does."""
         assert self.memory is not None
         encoded, counts = self.encode(moments)
         hidden, after = self.memory.through(self._activate(self.trunk(encoded)), remembered.layout, remembered.memory)
         return *self._heads(hidden, counts, len(moments.counts)), after
 
-    def encode(self, moments: Moments) -> tuple[Tensor, Tensor]:
+    def encode(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Means over members: of the moments, then of the decisions, [M + D, U]; and the members of each, [M + D]."""
         group, here_MN = self._gather(moments)
         units = group.shape[2] // FEATURES_OF_A_PAIR
@@ -183,7 +183,7 @@ class GroupCritic(nn.Module):
 
     # ---------------------------------------------------------------- inside
 
-    def _gather(self, moments: Moments) -> tuple[Tensor, Tensor | None]:
+    def _gather(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor | None]:
         """Every member's eight features per unit, [M, N, 8 U], and which are there; None for all."""
         embedded = []
         for encoder, observed, acted, rows, done in zip(

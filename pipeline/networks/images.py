@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.initialization import draw
-from pipeline.networks.settings import VisualEncoder
+from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.settings import VisualEncoder
 
 _SLOPE: Final = 0.01
 _GAIN: Final = math.sqrt(2 / (1 + _SLOPE**2))

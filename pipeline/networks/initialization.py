@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from pipeline.networks.settings import Initialization
+from sparring.pipeline.networks.settings import Initialization
 
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
 """Of hidden layers."""

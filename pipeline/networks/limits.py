@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.errors import Explained, SettingsError
-from pipeline.networks.settings import NetworkSettings, VisualEncoder
-from pipeline.specs import BehaviorSpec, ObservationSpec
+from sparring.pipeline.errors import Explained, SettingsError
+from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder
+from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
 
 HEADS: Final = 4
 """Of the attention over entities."""

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks.activations import FUNCTIONS, Function
-from pipeline.networks.initialization import HIDDEN_GAINS, draw
-from pipeline.networks.settings import Activation, Initialization
+from sparring.pipeline.networks.activations import FUNCTIONS, Function
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.settings import Activation, Initialization
 
 
 class Perceptron(nn.Module):

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pipeline.networks.activations import FUNCTIONS
-from pipeline.networks.goals import Conditioned
-from pipeline.networks.initialization import draw
-from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.settings import Initialization
+from sparring.pipeline.networks.activations import FUNCTIONS
+from sparring.pipeline.networks.goals import ConditionedLayers
+from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.settings import Initialization
 
 FORGET_BIAS: Final = 1.0
 """An LSTM that begins by remembering learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
@@ -126,7 +126,7 @@ class Recurrent(nn.Module):
 
     def __init__(
         self,
-        trunk: Perceptron | Conditioned,
+        trunk: Perceptron | ConditionedLayers,
         units: int,
         memory: int,
         output_gains: Sequence[float],

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.actions import LIMIT
-from pipeline.specs import ActionSpec
+from sparring.pipeline.networks.actions import LIMIT
+from sparring.pipeline.specs import ActionSpec
 
 VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
 GoalConditioning = Literal["hyper", "none"]

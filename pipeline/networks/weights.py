@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pipeline.errors import CheckpointError
-from pipeline.networks.arrays import Arrays
-from pipeline.networks.device import back
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.networks.arrays import Arrays
+from sparring.pipeline.networks.device import back
 
 
 def to_arrays(module: nn.Module) -> Arrays:

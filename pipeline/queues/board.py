@@ -1,6 +1,6 @@
 """The rules of a board without I/O: the latest of each key wins, everyone gets it, nobody is flooded.
 
-Each publication has a revision. A subscriber says the last revision it has (`Have`): at its start,
+Each publication has a revision. A subscriber says the last revision it has (`SubscriberStatus`): at its start,
 after what it received, and as a ping. The publisher pushes what is newer in the order of revisions,
 and nothing more to that subscriber until it has said that it has it all: so a slow subscriber costs
 one copy of each key at most and skips what was replaced meanwhile. Each update names the one it
@@ -14,11 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.queues.wire import Alive, Have, Timing, Update
+from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
 
 
 @dataclass(slots=True, eq=False)
-class Follower:
+class Subscriber:
     """A subscriber as its publisher knows it.
 
     Attributes:
@@ -49,8 +49,8 @@ class PublisherState:
         self._timing = timing
         self._revision = 0
         self._latest: dict[str, tuple[int, Any]] = {}  # key: revision and payload, in the order of revisions
-        self._followers: dict[Any, Follower] = {}
-        self._ready: dict[Any, Follower] = {}  # those that may have something to hear
+        self._followers: dict[Any, Subscriber] = {}
+        self._ready: dict[Any, Subscriber] = {}  # those that may have something to hear
 
     @property
     def subscribers(self) -> int:
@@ -64,13 +64,13 @@ class PublisherState:
         self._latest[key] = self._revision, payload
         self._ready.update(self._followers)
 
-    def on_have(self, now: float, have: Have, route: Any) -> None:
+    def on_have(self, now: float, have: SubscriberStatus, route: Any) -> None:
         """A subscriber said what it has."""
         if have.leaving:
             self._followers.pop(route, None)
             self._ready.pop(route, None)
             return
-        follower = self._followers.setdefault(route, Follower(now))
+        follower = self._followers.setdefault(route, Subscriber(now))
         if have.serial <= follower.echo:
             return
         follower.heard_at = now
@@ -83,22 +83,22 @@ class PublisherState:
             follower.sent = follower.has
         self._ready[route] = follower
 
-    def outgoing(self, now: float) -> list[tuple[Any, Update | Alive, Any]]:
+    def outgoing(self, now: float) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
         """Route, message and payload (None with Alive) of what to send now."""
-        out: list[tuple[Any, Update | Alive, Any]] = []
+        out: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
         for route, follower in self._ready.items():
             if now - follower.heard_at >= self._timing.peer_timeout:
                 del self._followers[route]
                 continue
             pushed = [] if follower.sent > follower.has else self._push(route, follower)
             if follower.answer and not pushed:
-                out.append((route, Alive(publisher=self.publisher, echo=follower.echo), None))
+                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=follower.echo), None))
             follower.answer = False
             out += pushed
         self._ready.clear()
         return out
 
-    def farewell(self) -> list[tuple[Any, Update | Alive, Any]]:
+    def farewell(self) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
         """The last words, to be sent before this end closes: nothing waits for a word from subscribers any more.
 
         What was pushed and not confirmed may be lost, so it comes once more: nobody will be there to be asked for it.
@@ -107,12 +107,12 @@ class PublisherState:
             follower.sent = follower.has
         return [pushed for route, follower in self._followers.items() for pushed in self._push(route, follower)]
 
-    def _push(self, route: Any, follower: Follower) -> list[tuple[Any, Update | Alive, Any]]:
+    def _push(self, route: Any, follower: Subscriber) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
         """What is newer than what was sent."""
         news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > follower.sent]
-        pushed: list[tuple[Any, Update | Alive, Any]] = []
+        pushed: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
         for key, revision, payload in news:
-            update = Update(
+            update = TopicUpdate(
                 publisher=self.publisher, echo=follower.echo, after=follower.sent, revision=revision, key=key
             )
             pushed.append((route, update, payload))
@@ -150,7 +150,7 @@ class SubscriberState:
         """The link came up."""
         self._said_at = -math.inf
 
-    def on_alive(self, now: float, message: Alive | Update) -> bool:
+    def on_alive(self, now: float, message: PublisherHeartbeat | TopicUpdate) -> bool:
         """The publisher was heard. Returns whether it is the present one."""
         if message.publisher != self.publisher:
             if message.echo <= self._believed:
@@ -161,7 +161,7 @@ class SubscriberState:
         self.heard_at = now
         return True
 
-    def on_update(self, now: float, update: Update, record: Any) -> bool:
+    def on_update(self, now: float, update: TopicUpdate, record: Any) -> bool:
         """A record arrived. Returns whether it is new."""
         if not self.on_alive(now, update):
             return False
@@ -172,7 +172,7 @@ class SubscriberState:
         self.latest[update.key] = record
         return True
 
-    def outgoing(self, now: float) -> Have | None:
+    def outgoing(self, now: float) -> SubscriberStatus | None:
         """What to send now."""
         ping = self._said_at + self._timing.heartbeat <= now
         if not ping and self._confirm_at > now:
@@ -181,4 +181,4 @@ class SubscriberState:
         self._serial += 1
         if ping:
             self._said_at = now
-        return Have(serial=self._serial, publisher=self.publisher, revision=self._revision, answer=ping)
+        return SubscriberStatus(serial=self._serial, publisher=self.publisher, revision=self._revision, answer=ping)

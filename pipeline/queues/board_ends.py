@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from pipeline.errors import Closed
-from pipeline.queues.board import PublisherState, SubscriberState
-from pipeline.queues.timer import Timer
-from pipeline.queues.wire import Alive, Have, Timing, Update, start_of
+from sparring.pipeline.errors import Closed
+from sparring.pipeline.queues.board import PublisherState, SubscriberState
+from sparring.pipeline.queues.timer import Timer
+from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate, start_of
 
 
 class BoardEnd:
@@ -33,7 +33,7 @@ class BoardEnd:
         timing: Timing,
         clock: Callable[[], float],
         pack: Callable[[Any], Any],
-        transmit: Callable[[Any, Update | Alive, Any], None],
+        transmit: Callable[[Any, TopicUpdate | PublisherHeartbeat, Any], None],
         poll: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
@@ -71,7 +71,7 @@ class BoardEnd:
         self._state.publish(key, self._pack(record))
         self.settle()
 
-    def received(self, have: Have, route: Any) -> None:
+    def received(self, have: SubscriberStatus, route: Any) -> None:
         """Something arrived; call `settle` when that was all for now."""
         self._state.on_have(self._clock(), have, route)
 
@@ -113,7 +113,7 @@ class SubscriptionEnd:
         self,
         timing: Timing,
         clock: Callable[[], float],
-        transmit: Callable[[Have], None],
+        transmit: Callable[[SubscriberStatus], None],
         poll: Callable[[], None],
         release: Callable[[], None],
         pace: float = 0.0,
@@ -159,10 +159,10 @@ class SubscriptionEnd:
             raise Closed("got a wait on a subscription that is closed; expected an open end; subscribe again")
         self._fresh = anyio.Event()
 
-    def received(self, message: Update | Alive, record: Any) -> None:
+    def received(self, message: TopicUpdate | PublisherHeartbeat, record: Any) -> None:
         """Something arrived; call `flush` when that was all for now."""
         now = self._clock()
-        if isinstance(message, Alive):
+        if isinstance(message, PublisherHeartbeat):
             self._state.on_alive(now, message)
         elif self._state.on_update(now, message, record):
             self._fresh.set()
@@ -187,7 +187,7 @@ class SubscriptionEnd:
         if self._closed:
             return
         if farewell:
-            self._transmit(Have(serial=0, publisher="", revision=0, answer=False, leaving=True))
+            self._transmit(SubscriberStatus(serial=0, publisher="", revision=0, answer=False, leaving=True))
         self._closed = True
         self.timer.stop()
         self._release()

@@ -17,7 +17,7 @@ sending things twice.
 
 from __future__ import annotations
 
-from pipeline.queues.receiving import Entry, ReceiverState
-from pipeline.queues.sending import SenderState
+from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState
+from sparring.pipeline.queues.sending import SenderState
 
-__all__ = ["Entry", "ReceiverState", "SenderState"]
+__all__ = ["ReceivedMessage", "ReceiverState", "SenderState"]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from pipeline.messages.codec import Buffer
+from sparring.pipeline.messages.codec import Buffer
 
 HANDSHAKE_S: Final = 5.0
 """A client that has not shown its key after so long is dropped."""
@@ -60,7 +60,7 @@ class Protection:
 UNPROTECTED: Final = Protection()
 
 
-class Refusals:
+class HandshakeRejections:
     """Counts what was refused, and logs it once for each peer and interval.
 
     Args:
@@ -97,7 +97,7 @@ class Refusals:
         self._log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=unsaid, total=self.total)
 
 
-class Guard:
+class CurveAuthenticator:
     """Answers ZeroMQ's questions about clients.
 
     Args:
@@ -107,7 +107,7 @@ class Guard:
     """
 
     def __init__(
-        self, clients: Mapping[str, frozenset[str]], refusals: Refusals, text: Callable[[bytes], bytes]
+        self, clients: Mapping[str, frozenset[str]], refusals: HandshakeRejections, text: Callable[[bytes], bytes]
     ) -> None:
         self._clients = clients
         self._known = frozenset().union(*clients.values())

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.errors import QueueError
+from sparring.pipeline.errors import QueueError
 
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path, a limit of the kernel."""

@@ -10,10 +10,18 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pipeline.errors import CodecError
-from pipeline.messages import codec
-from pipeline.messages.codec import Buffer, Limits
-from pipeline.queues.wire import Alive, Bye, Data, Grant, Have, Hello, Update
+from sparring.pipeline.errors import CodecError
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.codec import Buffer, Limits
+from sparring.pipeline.queues.wire import (
+    Data,
+    Grant,
+    PublisherHeartbeat,
+    SenderBye,
+    SenderHello,
+    SubscriberStatus,
+    TopicUpdate,
+)
 
 LARGE: Final = 262144
 """Bytes from which a message's frames are shared with the socket instead of copied."""
@@ -73,7 +81,7 @@ def is_large(head: Buffer) -> bool:
     return head[:1] == _LARGE_DATA
 
 
-def to_receiver(message: Hello | Data | Bye) -> list[Buffer]:
+def to_receiver(message: SenderHello | Data | SenderBye) -> list[Buffer]:
     """A sender's message; its payload is a `Payload`."""
     if isinstance(message, Data):
         payload: Payload = message.payload
@@ -82,7 +90,7 @@ def to_receiver(message: Hello | Data | Bye) -> list[Buffer]:
     return codec.encode(message)
 
 
-def from_sender(frames: Sequence[Buffer]) -> Hello | Data | Bye:
+def from_sender(frames: Sequence[Buffer]) -> SenderHello | Data | SenderBye:
     """What a sender said. The payload of Data is not looked at yet.
 
     Raises:
@@ -91,7 +99,7 @@ def from_sender(frames: Sequence[Buffer]) -> Hello | Data | Bye:
     head = frames[0] if frames else b""
     if head[:1] not in (_SMALL_DATA, _LARGE_DATA):
         message = codec.decode(frames)
-        return message if isinstance(message, Hello) else _only(message, Bye)
+        return message if isinstance(message, SenderHello) else _only(message, SenderBye)
     try:
         _, sequence, steps = _HEAD.unpack_from(head)
         sender = bytes(head[_HEAD.size :]).decode()
@@ -118,36 +126,36 @@ def from_receiver(frames: Sequence[Buffer]) -> Grant:
     return _only(codec.decode(frames), Grant)
 
 
-def to_subscriber(message: Update | Alive, payload: Payload | None) -> list[Buffer]:
+def to_subscriber(message: TopicUpdate | PublisherHeartbeat, payload: Payload | None) -> list[Buffer]:
     """A publisher's message."""
     frames = codec.encode(message)
     return frames if payload is None else [*frames, *payload.frames]
 
 
-def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[Update | Alive, Any]:
+def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[TopicUpdate | PublisherHeartbeat, Any]:
     """What a publisher said, and the record in it, None for Alive.
 
     Raises:
         CodecError: this is no message of a publisher.
     """
     message = codec.decode(frames[:1])
-    if isinstance(message, Update):
+    if isinstance(message, TopicUpdate):
         return message, unpack(Payload(frames[1:], 0), limits)
-    return _only(message, Alive), None
+    return _only(message, PublisherHeartbeat), None
 
 
-def to_publisher(have: Have) -> list[Buffer]:
+def to_publisher(have: SubscriberStatus) -> list[Buffer]:
     """A subscriber's message."""
     return codec.encode(have)
 
 
-def from_subscriber(frames: Sequence[Buffer]) -> Have:
+def from_subscriber(frames: Sequence[Buffer]) -> SubscriberStatus:
     """What a subscriber said.
 
     Raises:
         CodecError: this is no message of a subscriber.
     """
-    return _only(codec.decode(frames), Have)
+    return _only(codec.decode(frames), SubscriberStatus)
 
 
 def _only(message: Any, kind: type[T]) -> T:

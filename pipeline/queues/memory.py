@@ -14,13 +14,24 @@ from typing import Any, Self
 
 import anyio
 
-from pipeline.errors import QueueError
-from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
-from pipeline.queues.interface import Capacity
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.scope import Scope
-from pipeline.queues.sending_end import SendingEnd
-from pipeline.queues.wire import DEFAULT_TIMING, Alive, Bye, Data, Grant, Have, Hello, Timing, Update, make_id
+from sparring.pipeline.errors import QueueError
+from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.scope import Scope
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.wire import (
+    DEFAULT_TIMING,
+    Data,
+    Grant,
+    PublisherHeartbeat,
+    SenderBye,
+    SenderHello,
+    SubscriberStatus,
+    Timing,
+    TopicUpdate,
+    make_id,
+)
 
 
 class MemoryHub:
@@ -50,7 +61,7 @@ class MemoryHub:
         finally:
             self._running = False
 
-    def to_receiver(self, name: str, message: Hello | Data | Bye, route: SendingEnd) -> None:
+    def to_receiver(self, name: str, message: SenderHello | Data | SenderBye, route: SendingEnd) -> None:
         """Hands a message to the receiver of a queue; lost where none is open."""
         end = self.receivers.get(name)
         if end is not None:
@@ -62,14 +73,14 @@ class MemoryHub:
         if not end.closed:
             end.received(grant)
 
-    def to_publisher(self, service: str, have: Have, route: SubscriptionEnd) -> None:
+    def to_publisher(self, service: str, have: SubscriberStatus, route: SubscriptionEnd) -> None:
         """Hands a message to a publisher; lost where none is open."""
         end = self.boards.get(service)
         if end is not None:
             end.received(have, route)
             end.settle()
 
-    def to_subscriber(self, end: SubscriptionEnd, message: Update | Alive, record: Any) -> None:
+    def to_subscriber(self, end: SubscriptionEnd, message: TopicUpdate | PublisherHeartbeat, record: Any) -> None:
         """Hands a message to a subscriber; lost where it is closed."""
         if not end.closed:
             end.received(message, record)

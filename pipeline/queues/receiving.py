@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipeline.errors import CodecError, Empty
-from pipeline.queues.interface import Capacity
-from pipeline.queues.shares import Share, Shares
-from pipeline.queues.wire import Bye, Data, EndId, Grant, Hello, Timing, parse_id
+from sparring.pipeline.errors import CodecError, Empty
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.shares import Share, Shares
+from sparring.pipeline.queues.wire import Data, EndId, Grant, SenderBye, SenderHello, Timing, parse_id
 
 REMEMBERED: Final = 64
 """Departed senders that are still known: for the one that was only silent, and for late news."""
@@ -20,7 +20,7 @@ READINGS: Final = 3
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class KnownSender:
     """A sender as its receiver knows it.
 
     Attributes:
@@ -46,8 +46,8 @@ class Peer:
     sent: int = 0
     ask: bool = False
     share: Share | None = None
-    pending: deque[Entry] = field(default_factory=deque)
-    queue: deque[Entry] = field(default_factory=deque)
+    pending: deque[ReceivedMessage] = field(default_factory=deque)
+    queue: deque[ReceivedMessage] = field(default_factory=deque)
     fresh_messages: int = 0
     fresh_steps: int = 0
     due: float = math.inf
@@ -55,10 +55,10 @@ class Peer:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ReceivedMessage:
     """A message that arrived and was charged to `share` in `tenure`."""
 
-    peer: Peer
+    peer: KnownSender
     steps: int
     record: Any
     share: Share
@@ -101,12 +101,12 @@ class ReceiverState:
         self.duplicates = 0
         self.discarded = 0
         self.refused = 0  # came early, damaged, from nobody known, or beyond its sender's share
-        self._peers: dict[str, Peer] = {}  # present or remembered
-        self._latest: dict[str, Peer] = {}  # of each name
+        self._peers: dict[str, KnownSender] = {}  # present or remembered
+        self._latest: dict[str, KnownSender] = {}  # of each name
         self._departed: dict[str, None] = {}  # oldest first
-        self._orphaned: deque[Peer] = deque()  # departed, with messages in their queues
-        self._ring: deque[Peer] = deque()  # present, with messages in their queues; next turn first
-        self._due: dict[str, Peer] = {}
+        self._orphaned: deque[KnownSender] = deque()  # departed, with messages in their queues
+        self._ring: deque[KnownSender] = deque()  # present, with messages in their queues; next turn first
+        self._due: dict[str, KnownSender] = {}
         self._strangers: dict[Any, Grant] = {}
         self._next_due = math.inf
 
@@ -128,7 +128,7 @@ class ReceiverState:
 
     # ------------------------------------------------------------ events
 
-    def on_hello(self, now: float, hello: Hello, route: Any) -> None:
+    def on_hello(self, now: float, hello: SenderHello, route: Any) -> None:
         """A sender introduced itself, or asks what has arrived."""
         peer = self._peers.get(hello.sender) or self._meet(now, hello, route)
         if peer is None:
@@ -148,7 +148,7 @@ class ReceiverState:
             peer.echo, peer.sent = hello.serial, hello.sent
         self._schedule(peer, now)
 
-    def _meet(self, now: float, hello: Hello, route: Any) -> Peer | None:
+    def _meet(self, now: float, hello: SenderHello, route: Any) -> KnownSender | None:
         """A new peer that has taken its predecessor's place; None for one that is no longer the latest."""
         try:
             who = parse_id(hello.sender)
@@ -159,7 +159,7 @@ class ReceiverState:
         if former is not None and former.who.order >= who.order:
             self._turn_away(route, superseded=True)
             return None
-        peer = Peer(hello.sender, who, route, hello.oldest, now)
+        peer = KnownSender(hello.sender, who, route, hello.oldest, now)
         self._peers[peer.id] = self._latest[who.name] = peer
         peer.share = self.shares.claim(peer.id, first=former is not None)
         if former is not None:
@@ -182,9 +182,9 @@ class ReceiverState:
             self._ask_again(now, peer)
             return False
         assert peer.share is not None
-        return self._read(now, Entry(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
+        return self._read(now, ReceivedMessage(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
 
-    def _read(self, now: float, entry: Entry, payload: Any) -> bool:
+    def _read(self, now: float, entry: ReceivedMessage, payload: Any) -> bool:
         """Queues a message that reads. One that does not is never given up: its steps would be in no place."""
         peer = entry.peer
         try:
@@ -203,7 +203,7 @@ class ReceiverState:
         self._queue(entry)
         return True
 
-    def _queue(self, entry: Entry) -> None:
+    def _queue(self, entry: ReceivedMessage) -> None:
         peer = entry.peer
         if not peer.queue:
             self._ring.append(peer)
@@ -211,13 +211,13 @@ class ReceiverState:
         self.queued_messages += 1
         self.queued_steps += entry.steps
 
-    def _ask_again(self, now: float, peer: Peer) -> None:
+    def _ask_again(self, now: float, peer: KnownSender) -> None:
         self.refused += 1
         if peer.unreadable < READINGS:  # else it comes again with its sender's next Hello
             peer.ask = True
             self._schedule(peer, now)
 
-    def on_bye(self, bye: Bye) -> None:
+    def on_bye(self, bye: SenderBye) -> None:
         """A sender closed in order."""
         peer = self._peers.get(bye.sender)
         if peer is not None:
@@ -234,7 +234,7 @@ class ReceiverState:
 
     # ------------------------------------------------------------ handing out
 
-    def take(self) -> Entry:
+    def take(self) -> ReceivedMessage:
         """The next message: those of departed senders first, then one of each sender in turn.
 
         Raises:
@@ -253,7 +253,7 @@ class ReceiverState:
         self.got_steps += entry.steps
         return entry
 
-    def acknowledge(self, now: float, entry: Entry) -> None:
+    def acknowledge(self, now: float, entry: ReceivedMessage) -> None:
         """The message is done with. Takes effect when all before it from its sender are."""
         entry.acknowledged = True
         peer = entry.peer
@@ -266,7 +266,7 @@ class ReceiverState:
             if peer.present and owner is not peer:
                 self._freed(now, peer, done.steps)
 
-    def _freed(self, now: float, peer: Peer, steps: int) -> None:
+    def _freed(self, now: float, peer: KnownSender, steps: int) -> None:
         """Credit to tell a sender about: at once if it is a quarter of a share, else soon."""
         peer.fresh_messages += 1
         peer.fresh_steps += steps
@@ -288,7 +288,7 @@ class ReceiverState:
             self._next_due = min((peer.due for peer in self._due.values()), default=math.inf)
         return out
 
-    def _grant(self, peer: Peer) -> Grant:
+    def _grant(self, peer: KnownSender) -> Grant:
         messages, steps = self.shares.granted(peer.share)
         ask, peer.ask = peer.ask, False
         peer.fresh_messages = peer.fresh_steps = 0
@@ -306,7 +306,7 @@ class ReceiverState:
             ask=ask,
         )
 
-    def _schedule(self, peer: Peer, due: float) -> None:
+    def _schedule(self, peer: KnownSender, due: float) -> None:
         if due < peer.due:
             peer.due = due
             self._due[peer.id] = peer
@@ -329,7 +329,7 @@ class ReceiverState:
 
     # ------------------------------------------------------------ coming and going
 
-    def _depart(self, peer: Peer, *, for_good: bool) -> None:
+    def _depart(self, peer: KnownSender, *, for_good: bool) -> None:
         """A sender is gone: its share returns, what arrived from it stays and goes first."""
         peer.gone |= for_good
         if not peer.present:
@@ -344,7 +344,7 @@ class ReceiverState:
             if not self._peers[id_].pending:
                 self._forget(self._peers[id_])
 
-    def _vacate(self, peer: Peer) -> None:
+    def _vacate(self, peer: KnownSender) -> None:
         self.shares.withdraw(peer.id)
         if peer.share is None:
             return
@@ -354,12 +354,12 @@ class ReceiverState:
             heir.share = share
             self._schedule(heir, -math.inf)
 
-    def _move(self, peer: Peer, source: deque[Peer], target: deque[Peer]) -> None:
+    def _move(self, peer: KnownSender, source: deque[KnownSender], target: deque[KnownSender]) -> None:
         if peer.queue:
             source.remove(peer)
             target.append(peer)
 
-    def _forget(self, peer: Peer) -> None:
+    def _forget(self, peer: KnownSender) -> None:
         del self._peers[peer.id], self._departed[peer.id]
         if self._latest.get(peer.who.name) is peer:
             del self._latest[peer.who.name]

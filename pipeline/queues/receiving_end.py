@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from pipeline.errors import Closed, CodecError
-from pipeline.queues.credit import Entry, ReceiverState
-from pipeline.queues.interface import Capacity, Delivery, ReceiverStatistics
-from pipeline.queues.timer import Timer
-from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing
+from sparring.pipeline.errors import Closed, CodecError
+from sparring.pipeline.queues.credit import ReceivedMessage, ReceiverState
+from sparring.pipeline.queues.interface import Capacity, Delivery, ReceiverStatistics
+from sparring.pipeline.queues.timer import Timer
+from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing
 
 
 class _Delivery:
@@ -24,7 +24,7 @@ class _Delivery:
 
     __slots__ = ("_end", "_entry")
 
-    def __init__(self, end: ReceivingEnd, entry: Entry) -> None:
+    def __init__(self, end: ReceivingEnd, entry: ReceivedMessage) -> None:
         self._end = end
         self._entry = entry
 
@@ -132,7 +132,7 @@ class ReceivingEnd:
         """As `receive`, but raises `Empty` where that would wait."""
         return _Delivery(self, self._take())
 
-    def _take(self) -> Entry:
+    def _take(self) -> ReceivedMessage:
         self._check()
         return self._state.take()
 
@@ -160,7 +160,7 @@ class ReceivingEnd:
             self._getters -= 1
             self._waited_s += self._clock() - began
 
-    def acknowledge(self, entry: Entry) -> None:
+    def acknowledge(self, entry: ReceivedMessage) -> None:
         """The message is done with."""
         if self._closed or entry.acknowledged:
             return
@@ -178,11 +178,11 @@ class ReceivingEnd:
 
     # ------------------------------------------------------------ what the shell calls
 
-    def received(self, message: Hello | Data | Bye, route: Any) -> None:
+    def received(self, message: SenderHello | Data | SenderBye, route: Any) -> None:
         """Something arrived; call `settle` when that was all for now."""
         if isinstance(message, Data):
             self._state.on_data(self._clock(), message, route)
-        elif isinstance(message, Hello):
+        elif isinstance(message, SenderHello):
             self._state.on_hello(self._clock(), message, route)
         else:
             self._state.on_bye(message)

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 import anyio
 
-from pipeline.queues.timer import Timer
+from sparring.pipeline.queues.timer import Timer
 
 
 class End(Protocol):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.queues.wire import Data, Grant, Hello, Timing
+from sparring.pipeline.queues.wire import Data, Grant, SenderHello, Timing
 
 
 class SenderState:
@@ -161,9 +161,9 @@ class SenderState:
         self._sent = max(oldest, min(sequence, self._sent))
         self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
 
-    def outgoing(self, now: float) -> list[Hello | Data]:
+    def outgoing(self, now: float) -> list[SenderHello | Data]:
         """What to send now."""
-        out: list[Hello | Data] = []
+        out: list[SenderHello | Data] = []
         while self._sent < self._next and not self.superseded:
             index = self._sent - self.acknowledged_messages
             data = self._kept[index]
@@ -179,6 +179,6 @@ class SenderState:
             self._said_at = now
             self._serial += 1
             out.append(
-                Hello(sender=self.sender, serial=self._serial, oldest=self.acknowledged_messages, sent=self._sent)
+                SenderHello(sender=self.sender, serial=self._serial, oldest=self.acknowledged_messages, sent=self._sent)
             )
         return out

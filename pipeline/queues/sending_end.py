@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from pipeline.errors import Broken, Closed, Full, TooLarge
-from pipeline.queues.credit import SenderState
-from pipeline.queues.interface import SenderStatistics
-from pipeline.queues.timer import Timer
-from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing, start_of
+from sparring.pipeline.errors import Broken, Closed, Full, TooLarge
+from sparring.pipeline.queues.credit import SenderState
+from sparring.pipeline.queues.interface import SenderStatistics
+from sparring.pipeline.queues.timer import Timer
+from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, start_of
 
 Acknowledged = Callable[[int, int], None]
 
@@ -44,7 +44,7 @@ class SendingEnd:
         timing: Timing,
         clock: Callable[[], float],
         pack: Callable[[Any], tuple[Any, int]],
-        transmit: Callable[[Hello | Data | Bye], None],
+        transmit: Callable[[SenderHello | Data | SenderBye], None],
         poll: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
@@ -264,7 +264,7 @@ class SendingEnd:
         if self._closed:
             return
         if farewell:
-            self._transmit(Bye(sender=self._state.sender))
+            self._transmit(SenderBye(sender=self._state.sender))
         self._closed = True
         self.timer.stop()
         self._release()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from pipeline.errors import QueueError
-from pipeline.queues.interface import Capacity
+from sparring.pipeline.errors import QueueError
+from sparring.pipeline.queues.interface import Capacity
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from pipeline.errors import QueueError
-from pipeline.messages.schema import record
+from sparring.pipeline.errors import QueueError
+from sparring.pipeline.messages.schema import record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def start_of(text: str) -> str:
 
 
 @record("queue_hello")
-class Hello:
+class SenderHello:
     """A sender introduces itself, and asks what has arrived.
 
     Attributes:
@@ -131,7 +131,7 @@ class Data(NamedTuple):
 
 
 @record("queue_bye")
-class Bye:
+class SenderBye:
     """A sender closed in order."""
 
     sender: str
@@ -169,7 +169,7 @@ class Grant:
 
 
 @record("board_have")
-class Have:
+class SubscriberStatus:
     """A subscriber says what it has.
 
     Attributes:
@@ -188,7 +188,7 @@ class Have:
 
 
 @record("board_update")
-class Update:
+class TopicUpdate:
     """Introduces the latest record of a key, which follows; over ZeroMQ as the codec's frames.
 
     Attributes:
@@ -207,7 +207,7 @@ class Update:
 
 
 @record("board_alive")
-class Alive:
+class PublisherHeartbeat:
     """A publisher answers a ping when it has nothing to push; fields as in Update."""
 
     publisher: str

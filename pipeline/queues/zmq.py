@@ -8,7 +8,7 @@ acknowledgements of a receiver that closes.)
 
 The sockets are plain ones that the event loop's reader callback drains, without a task or future
 for each message. A ZeroMQ file descriptor announces changes only, and any call on the socket may
-swallow the announcement; so after every send its events are looked at again (`Link.poll`).
+swallow the announcement; so after every send its events are looked at again (`ZmqSocket.poll`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,26 @@ import zmq.backend
 import zmq.utils.monitor
 import zmq.utils.z85
 
-from pipeline.errors import CodecError, QueueError
-from pipeline.messages.codec import SERVICES, Buffer, Limits
-from pipeline.queues import frames as framing
-from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
-from pipeline.queues.curve import HANDSHAKE_S, REFUSED, UNPROTECTED, Curve, Guard, Handshakes, Protection, Refusals
-from pipeline.queues.endpoints import ipc_path, is_open, listen, unavailable
-from pipeline.queues.interface import Capacity
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.scope import Scope
-from pipeline.queues.sending_end import SendingEnd
-from pipeline.queues.wire import DEFAULT_TIMING, Timing, make_id
+from sparring.pipeline.errors import CodecError, QueueError
+from sparring.pipeline.messages.codec import SERVICES, Buffer, Limits
+from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from sparring.pipeline.queues.curve import (
+    HANDSHAKE_S,
+    REFUSED,
+    UNPROTECTED,
+    Curve,
+    CurveAuthenticator,
+    HandshakeRejections,
+    Handshakes,
+    Protection,
+)
+from sparring.pipeline.queues.endpoints import ipc_path, is_open, listen, unavailable
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.scope import Scope
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Timing, make_id
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
 # time on enumerations.
@@ -58,7 +67,7 @@ _MOST_ASKED: Final = 2**20
 log = structlog.get_logger(__name__)
 
 
-class Link:
+class ZmqSocket:
     """A non-blocking ZeroMQ socket that hands over what arrives as soon as it does.
 
     Args:
@@ -211,7 +220,7 @@ class ZmqTransport:
     async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
         self._clock = self._own_clock or asyncio.get_running_loop().time
-        self._refusals = Refusals(self._clock)
+        self._refusals = HandshakeRejections(self._clock)
         self._questions = None if self._curve is None else self._answering(self._curve)
         await self._scope.__aenter__()
         return self
@@ -380,7 +389,7 @@ class ZmqTransport:
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
         return socket
 
-    def _connected(self, name: str) -> tuple[Link, Callable[[], None]]:
+    def _connected(self, name: str) -> tuple[ZmqSocket, Callable[[], None]]:
         """A link to who listens there, and what ends it."""
         endpoint = self._endpoint(name)
         socket = self._socket(zmq.DEALER, endpoint)
@@ -396,7 +405,7 @@ class ZmqTransport:
             watched()
             socket.close()
             raise unavailable(endpoint, error.errno, error) from error
-        link = Link(socket, name, self._scope.fail)
+        link = ZmqSocket(socket, name, self._scope.fail)
 
         def close() -> None:
             watched()
@@ -404,7 +413,7 @@ class ZmqTransport:
 
         return link, close
 
-    async def _listening(self, name: str, most: int | None = None) -> tuple[Link, Callable[[], None]]:
+    async def _listening(self, name: str, most: int | None = None) -> tuple[ZmqSocket, Callable[[], None]]:
         """A link whose address is ours, and what ends it and gives the address back."""
         endpoint = self._endpoint(name)
         if is_open(endpoint) and self._curve is None and not self._insecure:
@@ -431,7 +440,7 @@ class ZmqTransport:
                 socket.close()
                 raise
             await anyio.sleep(0.02)
-        link = Link(socket, name, self._scope.fail)
+        link = ZmqSocket(socket, name, self._scope.fail)
 
         def close() -> None:
             watched()
@@ -458,13 +467,13 @@ class ZmqTransport:
         handshakes = Handshakes(lambda peer, cause: self._refusals.count(name, peer, cause), _peer, self._clock)
         return self._watch(socket, name, handshakes.saw)
 
-    def _answering(self, curve: Curve) -> Link:
+    def _answering(self, curve: Curve) -> ZmqSocket:
         """Answers what this context's sockets ask about clients."""
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind("inproc://zeromq.zap.01")
-        guard = Guard(curve.clients, self._refusals, zmq.utils.z85.encode)
-        link = Link(socket, "keys", self._scope.fail)
+        guard = CurveAuthenticator(curve.clients, self._refusals, zmq.utils.z85.encode)
+        link = ZmqSocket(socket, "keys", self._scope.fail)
         link.open(lambda frames, route: link.send(guard.answer(frames), route), _nothing)
         return link
 
@@ -477,7 +486,7 @@ class ZmqTransport:
 
     def _watch(self, socket: zmq.Socket[bytes], name: str, saw: Callable[[str, int], None]) -> Callable[[], None]:
         """Hands over the events of a socket; returns what ends that."""
-        link = Link(socket.get_monitor_socket(), name, self._scope.fail)
+        link = ZmqSocket(socket.get_monitor_socket(), name, self._scope.fail)
 
         def received(frames: Sequence[Buffer], _route: bytes) -> None:
             event = zmq.utils.monitor.parse_monitor_message([bytes(frame) for frame in frames])

@@ -4,16 +4,16 @@
 and renames, the models decide, `explain` says what they refuse.
 """
 
-from pipeline.settings.behavior import BehaviorSettings
-from pipeline.settings.load import Loaded, load, parse_settings, read
-from pipeline.settings.model import Settings
-from pipeline.settings.normal import Overrides
-from pipeline.settings.simulators import SimulatorSettings
-from pipeline.settings.support import no_device, not_here, started_by_hand, without_effect
+from sparring.pipeline.settings.behavior import BehaviorSettings
+from sparring.pipeline.settings.load import LoadedSettings, load, parse_settings, read
+from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.normal import Overrides
+from sparring.pipeline.settings.simulators import SimulatorSettings
+from sparring.pipeline.settings.support import no_device, not_here, started_by_hand, without_effect
 
 __all__ = [
     "BehaviorSettings",
-    "Loaded",
+    "LoadedSettings",
     "Overrides",
     "Settings",
     "SimulatorSettings",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.learning.settings import TrainerSettings
 
 
 class BehaviorSettings(TrainerSettings):

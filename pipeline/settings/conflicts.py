@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.settings.hosts import problems
-from pipeline.settings.parameters import Curriculum
-from pipeline.settings.problems import Path, did_you_mean
-from pipeline.specs import names_a_folder
+from sparring.pipeline.settings.hosts import problems
+from sparring.pipeline.settings.parameters import Curriculum
+from sparring.pipeline.settings.problems import Path, did_you_mean
+from sparring.pipeline.specs import names_a_folder
 
 if TYPE_CHECKING:
-    from pipeline.settings.model import Settings
+    from sparring.pipeline.settings.model import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

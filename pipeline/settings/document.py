@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.settings.problems import Path, Place, Problem, refuse
+from sparring.pipeline.settings.problems import Path, Place, Problem, refuse
 
 MOST_BYTES: Final = 2**20
 MOST_ENTRIES: Final = 100_000

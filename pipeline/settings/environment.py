@@ -7,11 +7,11 @@ import re
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
-class _Model(BaseModel):
+class _EnvironmentModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class EnvironmentSettings(_Model):
+class EnvironmentSettings(_EnvironmentModel):
     """The `env_settings` section; `seed` is the seed of the run, the rest describes a Unity player.
 
     Attributes:
@@ -39,7 +39,7 @@ class EnvironmentSettings(_Model):
     restarts_rate_limit_period_s: int = Field(default=60, ge=1)
 
 
-class EngineSettings(_Model):
+class EngineSettings(_EnvironmentModel):
     """The `engine_settings` section: how a Unity player renders and how fast its time runs.
 
     Attributes:
@@ -63,7 +63,7 @@ class EngineSettings(_Model):
     no_graphics_monitor: bool = False
 
 
-class CheckpointSettings(_Model):
+class CheckpointSettings(_EnvironmentModel):
     """The `checkpoint_settings` section: where a run lives and what it starts from.
 
     Attributes:
@@ -106,7 +106,7 @@ class CheckpointSettings(_Model):
         return self
 
 
-class TorchSettings(_Model):
+class TorchSettings(_EnvironmentModel):
     """The `torch_settings` section.
 
     Attributes:

@@ -11,11 +11,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.settings.conflicts import Conflict, Conflicts
-from pipeline.settings.document import Entry
-from pipeline.settings.known import homes, known_keys
-from pipeline.settings.model import Settings
-from pipeline.settings.problems import Path, Problem, did_you_mean
+from sparring.pipeline.settings.conflicts import Conflict, Conflicts
+from sparring.pipeline.settings.document import Entry
+from sparring.pipeline.settings.known import homes, known_keys
+from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.problems import Path, Problem, did_you_mean
 
 _RANGE: Final = "write a value within that range"
 _NUMBER: Final = "write a plain one"

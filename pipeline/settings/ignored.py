@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.learning.settings import IntrinsicSettings
-from pipeline.settings.conflicts import Conflict
-from pipeline.settings.parameters import Curriculum
+from sparring.pipeline.learning.settings import IntrinsicSettings
+from sparring.pipeline.settings.conflicts import Conflict
+from sparring.pipeline.settings.parameters import Curriculum
 
 if TYPE_CHECKING:
-    from pipeline.settings.behavior import BehaviorSettings
-    from pipeline.settings.model import Settings
-    from pipeline.settings.problems import Path
+    from sparring.pipeline.settings.behavior import BehaviorSettings
+    from sparring.pipeline.settings.model import Settings
+    from sparring.pipeline.settings.problems import Path
 
 
 def ignored(settings: Settings) -> Iterator[Conflict]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from pipeline.settings.model import Settings
-from pipeline.settings.problems import Path
+from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.problems import Path
 
 _ALIKE: Final = frozenset({"default_settings"})
 """Sections with the keys of another, where these are told of."""

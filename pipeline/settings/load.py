@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
 
-from pipeline.errors import SettingsError
-from pipeline.settings.document import MOST_BYTES, Entry, parse
-from pipeline.settings.explain import located, validate, validate_defaults
-from pipeline.settings.ignored import ignored
-from pipeline.settings.model import Settings
-from pipeline.settings.normal import Overrides, normalise
-from pipeline.settings.problems import Problem, refuse
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings.document import MOST_BYTES, Entry, parse
+from sparring.pipeline.settings.explain import located, validate, validate_defaults
+from sparring.pipeline.settings.ignored import ignored
+from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.normal import Overrides, normalise
+from sparring.pipeline.settings.problems import Problem, refuse
 
 _OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
 _OLD_CURRICULUM: Final = frozenset({"measure", "parameters", "min_lesson_length", "signal_smoothing"})
@@ -22,7 +22,7 @@ _OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "cu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Valid settings and what their author may want to know.
 
     Attributes:
@@ -47,13 +47,16 @@ def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
     return read(path, overrides).settings
 
 
-def read(path: FilePath | str, overrides: Overrides | None = None) -> Loaded:
+def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSettings:
     """As `load`, with notices about what is accepted under an old name, and what is ignored."""
-    file = str(path)
-    return parse_settings(_text(FilePath(path)), file, overrides)
+    loaded = parse_settings(_text(FilePath(path)), str(path), overrides)
+    folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
+    python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
+    pipeline = pipeline.model_copy(update={"python_path": python_path})
+    return LoadedSettings(settings=loaded.settings.model_copy(update={"pipeline": pipeline}), notices=loaded.notices)
 
 
-def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> Loaded:
+def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> LoadedSettings:
     """As `read`, from a text.
 
     Args:
@@ -74,7 +77,7 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
     if settings is None or problems:
         raise refuse(file, problems)
     notices += [located(root, conflict) for conflict in ignored(settings)]
-    return Loaded(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))))
+    return LoadedSettings(settings=settings, notices=tuple(dict.fromkeys(map(str, notices))))
 
 
 def _text(path: FilePath) -> str:

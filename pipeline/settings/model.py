@@ -8,13 +8,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from pipeline.coordination.settings import Mode
-from pipeline.settings.behavior import BehaviorSettings
-from pipeline.settings.conflicts import Conflicts, conflicts, threaded
-from pipeline.settings.environment import CheckpointSettings, EngineSettings, EnvironmentSettings, TorchSettings
-from pipeline.settings.parameters import EnvironmentParameter
-from pipeline.settings.pipeline import PipelineSettings
-from pipeline.settings.simulators import Option, SimulatorSettings
+from sparring.pipeline.coordination.settings import Mode
+from sparring.pipeline.settings.behavior import BehaviorSettings
+from sparring.pipeline.settings.conflicts import Conflicts, conflicts, threaded
+from sparring.pipeline.settings.environment import (
+    CheckpointSettings,
+    EngineSettings,
+    EnvironmentSettings,
+    TorchSettings,
+)
+from sparring.pipeline.settings.parameters import EnvironmentParameter
+from sparring.pipeline.settings.pipeline import PipelineSettings
+from sparring.pipeline.settings.simulators import Option, SimulatorSettings
 
 
 class Settings(BaseModel):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pipeline.settings.document import Entry
-from pipeline.settings.problems import Place, Problem
+from sparring.pipeline.settings.document import Entry
+from sparring.pipeline.settings.problems import Place, Problem
 
 COMMAND_LINE: Final = "command line"
 _OLD_RATIO: Final = "play_against_current_self_ratio"

@@ -13,15 +13,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from pipeline.coordination import lessons
-from pipeline.messages import simulator
+from sparring.pipeline.coordination import lessons
+from sparring.pipeline.messages import simulator
 
 
-class _Model(BaseModel):
+class _ParameterModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ConstantParameters(_Model):
+class ConstantParameters(_ParameterModel):
     """One value: what ML-Agents writes for a plain number.
 
     Attributes:
@@ -33,7 +33,7 @@ class ConstantParameters(_Model):
     seed: int = Field(default=-1, ge=-1, lt=2**31)
 
 
-class DrawnParameters(_Model):
+class DrawnParameters(_ParameterModel):
     """What all that is drawn has.
 
     Attributes:
@@ -96,14 +96,14 @@ class MultiRangeUniformParameters(DrawnParameters):
         return self
 
 
-class ConstantSampler(_Model):
+class ConstantSampler(_ParameterModel):
     """Draws nothing."""
 
     sampler_type: Literal["constant"]
     sampler_parameters: ConstantParameters = ConstantParameters()
 
 
-class UniformSampler(_Model):
+class UniformSampler(_ParameterModel):
     """Draws from one range."""
 
     sampler_type: Literal["uniform"]
@@ -115,7 +115,7 @@ class UniformSampler(_Model):
         return self.sampler_parameters.min_value, self.sampler_parameters.max_value
 
 
-class GaussianSampler(_Model):
+class GaussianSampler(_ParameterModel):
     """Draws from a normal distribution."""
 
     sampler_type: Literal["gaussian"]
@@ -127,7 +127,7 @@ class GaussianSampler(_Model):
         return self.sampler_parameters.mean, self.sampler_parameters.st_dev
 
 
-class MultiRangeUniformSampler(_Model):
+class MultiRangeUniformSampler(_ParameterModel):
     """Draws from several ranges."""
 
     sampler_type: Literal["multirangeuniform"]
@@ -159,7 +159,7 @@ LessonValue = Annotated[
 ]
 
 
-class CompletionCriteria(_Model):
+class CompletionCriteria(_ParameterModel):
     """When a lesson is done.
 
     Attributes:
@@ -194,7 +194,7 @@ class CompletionCriteria(_Model):
         return self
 
 
-class Lesson(_Model):
+class LessonSettings(_ParameterModel):
     """One lesson of a curriculum.
 
     Attributes:
@@ -208,14 +208,14 @@ class Lesson(_Model):
     value: LessonValue
 
 
-class Curriculum(_Model):
+class Curriculum(_ParameterModel):
     """Lessons, one after the other.
 
     Attributes:
         curriculum: the lessons.
     """
 
-    curriculum: tuple[Lesson, ...] = Field(min_length=1)
+    curriculum: tuple[LessonSettings, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _leads_to_the_end(self) -> Curriculum:
@@ -264,7 +264,7 @@ def _number(value: float | Sampler) -> float | Drawn:
     return value.sampler_parameters.value if isinstance(value, ConstantSampler) else value
 
 
-def _lesson(lesson: Lesson) -> lessons.Lesson:
+def _lesson(lesson: LessonSettings) -> lessons.Lesson:
     value, criteria = _number(lesson.value), lesson.completion_criteria
     shown = f"{value:g}" if isinstance(value, float) else f"{value.sampler_type}{value.values}"
     if criteria is None:

@@ -6,18 +6,18 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.coordination.settings import CoordinationSettings
-from pipeline.settings.hosts import HostSettings, check_names
-from pipeline.stepping.settings import SteppingSettings
+from sparring.pipeline.coordination.settings import CoordinationSettings
+from sparring.pipeline.settings.hosts import HostSettings, check_names
+from sparring.pipeline.stepping.settings import SteppingSettings
 
 TransportName = Literal["auto", "ipc", "tcp"]
 
 
-class _Model(BaseModel):
+class _PipelineModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class CapacitySettings(_Model):
+class CapacitySettings(_PipelineModel):
     """Most messages in each kind of queue, from all senders together.
 
     Attributes:
@@ -29,7 +29,7 @@ class CapacitySettings(_Model):
     segments: int = Field(default=64, ge=2)
 
 
-class RestartSettings(_Model):
+class RestartSettings(_PipelineModel):
     """How often a service may fail before the run stops.
 
     Attributes:
@@ -45,7 +45,7 @@ class RestartSettings(_Model):
     backoff_max_s: float = Field(default=30.0, ge=0)
 
 
-class StallSettings(_Model):
+class StallSettings(_PipelineModel):
     """How often a run may stall before it is ended.
 
     Attributes:
@@ -57,7 +57,7 @@ class StallSettings(_Model):
     period_s: float = Field(default=3600.0, gt=0)
 
 
-class LogSettings(_Model):
+class LogSettings(_PipelineModel):
     """How large the files become that grow as long as a run lasts: of each, `size_mb` times `kept + 1`.
 
     Attributes:
@@ -74,7 +74,7 @@ class LogSettings(_Model):
         return round(self.size_mb * 1e6)
 
 
-class ThreadSettings(_Model):
+class ThreadSettings(_PipelineModel):
     """Torch threads within one process.
 
     Attributes:
@@ -108,6 +108,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         hosts: machines of the run by name, the one where it is started first; none: this one only.
         port: first of the ports that are used between several machines.
         host_timeout_s: seconds for which a machine may be away before the run ends.
+        python_path: folders from which Gymnasium and PettingZoo environments are imported, after that of the
+            configuration file; relative ones are relative to it.
         keys: folder that `sparring keys` has made; `$SPARRING_KEYS` wins. What listens beyond loopback needs it.
     """
 
@@ -127,6 +129,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     port: int = Field(default=5100, ge=1024, le=65_000)
     host_timeout_s: float = Field(default=600.0, gt=0)
     keys: str | None = Field(default=None, min_length=1)
+    python_path: tuple[str, ...] = ()
 
     @field_validator("hosts")
     @classmethod

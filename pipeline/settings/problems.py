@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError
 
 Path = tuple[str | int, ...]
 

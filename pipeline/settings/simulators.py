@@ -7,8 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from pipeline.settings.problems import did_you_mean
-from pipeline.simulation.registry import NAMES, option_types, required_options
+from sparring.pipeline.games.registry import NAMES, option_types, required_options
+from sparring.pipeline.settings.problems import did_you_mean
 
 Option = bool | int | float | str
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from typing import Final
 
-from pipeline.errors import SettingsError
-from pipeline.networks.limits import Unsupported
-from pipeline.networks.settings import NetworkSettings
-from pipeline.settings.hosts import main, place
-from pipeline.settings.model import Settings
-from pipeline.simulation.unity_build import find_build
+from sparring.pipeline.bridges.unity.build import find_build
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.settings.hosts import main, place
+from sparring.pipeline.settings.model import Settings
 
 _BY_HAND: Final = {
     "unity": ("the Unity editor: press Play when told to", 5004),
@@ -98,7 +98,7 @@ def no_device(settings: Settings, host: str | None = None) -> Unsupported | None
     learning = {place(hosts, f"learning-{name}") for name in settings.behaviors or ("*",)}
     if device in (None, "cpu") or here not in learning:
         return None
-    command = [sys.executable, "-m", "pipeline.networks.device", str(device)]
+    command = [sys.executable, "-P", "-m", "sparring.pipeline.networks.device", str(device)]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S, check=False)
         if not tried.returncode:

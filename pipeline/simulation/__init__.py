@@ -1,10 +1,10 @@
 """What a simulator author uses: needs numpy and msgpack, nothing else.
 
 `Game` is what an author writes, `run` plays it for the trainer, `Client` serves authors who own
-their main loop. Built-in games are made by `pipeline.simulation.registry.make`.
+their main loop. Built-in games are made by `sparring.pipeline.games.registry.make`.
 """
 
-from pipeline.messages.simulator import (
+from sparring.pipeline.messages.simulator import (
     BehaviorActions,
     BehaviorReport,
     Bye,
@@ -14,11 +14,11 @@ from pipeline.messages.simulator import (
     Sampler,
     Statistic,
 )
-from pipeline.simulation.client import Client, Result, run
-from pipeline.simulation.game import Game, decisions, ends
-from pipeline.simulation.link import LinkLost
-from pipeline.simulation.parameters import Parameters
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.simulation.client import Client, Result, run
+from sparring.pipeline.simulation.game import Game, decisions, ends
+from sparring.pipeline.simulation.link import LinkLost
+from sparring.pipeline.simulation.parameters import Parameters
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 __all__ = [
     "ActionSpec",

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import (
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
     Adopted,
@@ -20,7 +20,7 @@ from pipeline.messages.simulator import (
     Reset,
     Welcome,
 )
-from pipeline.specs import ActionSpec, BehaviorId
+from sparring.pipeline.specs import ActionSpec, BehaviorId
 
 SHORTEST_S: Final = 0.001
 """Of a heartbeat: more of them would leave no time for anything else."""

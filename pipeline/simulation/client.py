@@ -13,13 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import VERSION, Bye, Hello, Reset
-from pipeline.simulation.answers import Actions
-from pipeline.simulation.connection import Client
-from pipeline.simulation.encrypted import credential_of
-from pipeline.simulation.game import Game, GivesStatistics, Launches, PlaysScripts
-from pipeline.simulation.link import parse_address
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import VERSION, Bye, Hello, Reset
+from sparring.pipeline.simulation.answers import Actions
+from sparring.pipeline.simulation.connection import Client
+from sparring.pipeline.simulation.encrypted import credential_of
+from sparring.pipeline.simulation.game import Game, GivesStatistics, PlayerGame, ScriptedGame
+from sparring.pipeline.simulation.link import parse_address
 
 __all__ = ["Actions", "Client", "Result", "run"]
 
@@ -77,7 +77,7 @@ def run(
         if address is None:
             raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
         tls, credential = credential_of(address, keys, certificate, credential)
-        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
+        scripts = game.scripts() if isinstance(game, ScriptedGame) else {}
         hello = Hello(
             version=VERSION,
             name=game.name,
@@ -85,7 +85,7 @@ def run(
             number=_whole("SPARRING_NUMBER") if number is None else number,
             credential=credential,
             scripts={name: tuple(own) for name, own in scripts.items()},
-            player=game.player() if isinstance(game, Launches) and _is_here(address) else None,
+            player=game.player() if isinstance(game, PlayerGame) and _is_here(address) else None,
         )
         seed = _whole("SPARRING_SEED") if seed is None else seed
         client = Client(
@@ -94,7 +94,7 @@ def run(
         with client, _signals(client):
             client.open()
             adopted = client.adopted
-            if adopted is not None and isinstance(game, Launches):
+            if adopted is not None and isinstance(game, PlayerGame):
                 bye = game.attend(adopted, client)
             else:
                 bye = _play(game, client, seed)

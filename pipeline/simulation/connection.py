@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pipeline.errors import LocalProtocolError, RemoteProtocolError
-from pipeline.messages.simulator import (
+from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError
+from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
     Adopted,
@@ -36,12 +36,12 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation.answers import Actions, actions_of, check_samplers, check_welcome
-from pipeline.simulation.counting import StepCounter
-from pipeline.simulation.encrypted import credential_of
-from pipeline.simulation.link import Link, LinkLost, Stop, Stopped, dial, parse_address
-from pipeline.simulation.parameters import Parameters
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.simulation.answers import Actions, actions_of, check_samplers, check_welcome
+from sparring.pipeline.simulation.counting import StepCounter
+from sparring.pipeline.simulation.encrypted import credential_of
+from sparring.pipeline.simulation.link import Link, LinkLost, Stop, StopRequested, dial, parse_address
+from sparring.pipeline.simulation.parameters import Parameters
+from sparring.pipeline.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     import ssl
@@ -182,7 +182,7 @@ class Client:
         while self._stop.reason is None:
             try:
                 return self._greet(self._deadline)
-            except Stopped:
+            except StopRequested:
                 break
             except LinkLost as lost:
                 self._pause(lost, self._deadline)
@@ -346,7 +346,7 @@ class Client:
         """The next Act, Reset or Bye."""
         try:
             message = self._alive().receive()
-        except Stopped:
+        except StopRequested:
             self._say_bye(self._stop.reason or "")
             return self._bye
         self._deadline = None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.messages.simulator import BehaviorReport
-from pipeline.specs import BehaviorId
+from sparring.pipeline.messages.simulator import BehaviorReport
+from sparring.pipeline.specs import BehaviorId
 
 
 class StepCounter:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import RemoteProtocolError, SettingsError
+from sparring.pipeline.errors import RemoteProtocolError, SettingsError
 
 if TYPE_CHECKING:
     import ssl
@@ -46,7 +46,7 @@ def credential_of(
         raise SettingsError(f"got the name {name!r} without keys; expected their folder; name it with --keys")
     if not folder or address.startswith("unix:"):
         return None, credential
-    from pipeline import keys as kept
+    from sparring.pipeline import security as kept
 
     context = kept.client_tls(Path(folder), name)
     return context, credential or ("" if name else kept.token(Path(folder)))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pipeline.messages.simulator import (
+from sparring.pipeline.messages.simulator import (
     Adopted,
     BehaviorActions,
     BehaviorReport,
@@ -19,7 +19,7 @@ from pipeline.messages.simulator import (
     Progress,
     Statistic,
 )
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec
 
 Observations = NDArray[Any] | Sequence[ArrayLike]
 
@@ -62,7 +62,7 @@ class Game(Protocol):
 
 
 @runtime_checkable
-class PlaysScripts(Protocol):
+class ScriptedGame(Protocol):
     """A game that can play any agent of a behavior by itself; a game need not."""
 
     def scripts(self) -> Mapping[str, Sequence[str]]:
@@ -77,7 +77,7 @@ class GivesStatistics(Protocol):
         """The numbers since the last call."""
 
 
-class Attended(Protocol):
+class AttendedGame(Protocol):
     """What a game sees of the conversation while the trainer speaks with its player."""
 
     def follow(self) -> Adopted | Progress | Bye:
@@ -93,13 +93,13 @@ class Attended(Protocol):
 
 
 @runtime_checkable
-class Launches(Protocol):
+class PlayerGame(Protocol):
     """A game that is a program with a protocol of its own, which a trainer on the same machine may speak itself."""
 
     def player(self) -> Player:
         """What the trainer is told of the program; nothing of it runs, or listens, before it has answered."""
 
-    def attend(self, adopted: Adopted, trainer: Attended) -> Bye:
+    def attend(self, adopted: Adopted, trainer: AttendedGame) -> Bye:
         """Launches the program, and looks after it until the end.
 
         Raises: as `follow`, and where the program fails.

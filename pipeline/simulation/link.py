@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.conversation import Conversation
-from pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
-from pipeline.simulation.encrypted import encrypt, refused, unread, wants_more
+from sparring.pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.conversation import Conversation
+from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
+from sparring.pipeline.simulation.encrypted import encrypt, refused, unread, wants_more
 
 if TYPE_CHECKING:
     import ssl
@@ -32,7 +32,7 @@ class LinkLost(Explained):
     """The connection broke, or fell silent for too long."""
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """`Stop.request` was called: no failure, somebody asked for it."""
 
 
@@ -262,7 +262,7 @@ class Link:
         left_s = self._left_s()
         ready = self._selector.select(0 if unread(self._socket) else max(0.0, left_s))
         if self._stop.reason is not None:
-            raise Stopped
+            raise StopRequested
         if left_s <= 0 or not (ready or unread(self._socket)):
             heard = f"{self._reader.buffered} bytes of a message" if self._reader.buffered else "nothing"
             raise self._lost(f"{heard} heard for {self._timeout_s:g} s")

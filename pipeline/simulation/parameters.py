@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.messages.samplers import draws
-from pipeline.messages.simulator import Sampler
+from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.simulator import Sampler
 
 
 class Parameters(Mapping[str, float]):

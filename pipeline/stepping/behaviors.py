@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.service import Permit, Produced
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.specs import BehaviorId, BehaviorSpec
-from pipeline.stepping.agents import Ids, Slots, SlotTable
-from pipeline.stepping.connections import Arrival, Connection, Seat
-from pipeline.stepping.steps import Choice, Chosen, join_columns, join_optional
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.service import ProducedSteps, StepAllowance
+from sparring.pipeline.messages.simulator import BehaviorActions
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
+from sparring.pipeline.stepping.connections import Arrival, SimulatorBehavior, SimulatorConnection
+from sparring.pipeline.stepping.steps import Choice, SampledActions, join_columns, join_optional
 
 Seen = tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
 """Observations, masks, and what agents carry, of the same rows."""
@@ -41,7 +41,7 @@ class Policy(Protocol):
         observations: tuple[NDArray[Any], ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None,
-    ) -> Chosen:
+    ) -> SampledActions:
         """Chooses for all rows in one pass; what the agents carry on takes the place of what they `carried`."""
 
 
@@ -64,7 +64,7 @@ class Behavior:
     produced: int = 0
     running: int = 0
     ghosts: int = 0
-    permit: Permit = field(default_factory=lambda: Permit(serial=0, allowance=0))
+    permit: StepAllowance = field(default_factory=lambda: StepAllowance(serial=0, allowance=0))
     row_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Behavior:
 
 
 def enroll(
-    connection: Connection, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int
+    connection: SimulatorConnection, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int
 ) -> None:
     """Enters the behaviors that a simulator names.
 
@@ -108,11 +108,11 @@ def enroll(
     for text, spec in specs.items():
         behavior_id = BehaviorId.parse(text)
         behaviors.setdefault(behavior_id.name, Behavior(spec=spec, table=SlotTable(max_agents)))
-        connection.seats.setdefault(text, Seat(behavior_id, spec))
+        connection.seats.setdefault(text, SimulatorBehavior(behavior_id, spec))
         connection.pending.setdefault(behavior_id.name, 0)
 
 
-def check_room(name: str, behavior: Behavior, n: int, connections: Iterable[Connection]) -> None:
+def check_room(name: str, behavior: Behavior, n: int, connections: Iterable[SimulatorConnection]) -> None:
     """Refuses `n` more agents beside those here and those of frames not taken over yet, if that is too many.
 
     Raises:
@@ -130,10 +130,10 @@ def check_room(name: str, behavior: Behavior, n: int, connections: Iterable[Conn
         )
 
 
-def standing(name: str, behavior: Behavior, connections: Iterable[Connection]) -> Produced:
+def standing(name: str, behavior: Behavior, connections: Iterable[SimulatorConnection]) -> ProducedSteps:
     """Where a behavior stands."""
     frames = [c.frame for c in connections if c.frame is not None]
-    return Produced(
+    return ProducedSteps(
         steps=behavior.produced,
         serial=behavior.permit.serial,
         allowance=behavior.permit.allowance,
@@ -179,7 +179,7 @@ def choose(
     return Choice(slots, chosen, masks, 0 if policy is None else policy.version, carried)
 
 
-def _by_player(players: Ids, policies: Mapping[int, Policy], seen: Seen) -> Chosen:
+def _by_player(players: Ids, policies: Mapping[int, Policy], seen: Seen) -> SampledActions:
     """One forward pass for each of `players`; what agents carry on takes the place of what they carried."""
     observations, masks, carried = seen
     parts, orders = [], []
@@ -191,11 +191,11 @@ def _by_player(players: Ids, policies: Mapping[int, Policy], seen: Seen) -> Chos
             carried[rows, : policy.carried] = own
         orders.append(rows)
     back = np.argsort(np.concatenate(orders))
-    names = [column.name for column in fields(Chosen)]
-    return Chosen(**{name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names})
+    names = [column.name for column in fields(SampledActions)]
+    return SampledActions(**{name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names})
 
 
-def answer(arrival: Arrival, chosen: Chosen, rows: slice, scripts: NDArray[np.int32] | None) -> BehaviorActions:
+def answer(arrival: Arrival, chosen: SampledActions, rows: slice, scripts: NDArray[np.int32] | None) -> BehaviorActions:
     """A simulator's part of the actions, in its own order.
 
     Args:

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.specs import BehaviorId, BehaviorSpec
-from pipeline.stepping.agents import Ids, Roster, Slots, SlotTable
-from pipeline.stepping.door import check_report, check_unique
-from pipeline.stepping.steps import Lives, Tick
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.agents import Ids, Roster, Slots, SlotTable
+from sparring.pipeline.stepping.steps import AgentEpisodes, BehaviorTick
+from sparring.pipeline.stepping.validation import check_report, check_unique
 
 NO_SLOTS: Slots = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
-class Seat:
+class SimulatorBehavior:
     """One behavior id of one simulator.
 
     Attributes:
@@ -49,7 +49,7 @@ class Arrival:
     """
 
     behavior: str
-    seat: Seat
+    seat: SimulatorBehavior
     decisions: Decisions | None
     slots: Slots
     restore: NDArray[np.intp] | None
@@ -84,7 +84,7 @@ class Frame:
 
 
 @dataclass(slots=True)
-class Connection:
+class SimulatorConnection:
     """One simulator.
 
     Attributes:
@@ -104,7 +104,7 @@ class Connection:
     number: int
     key: int = 0
     sorts: bool = False
-    seats: dict[str, Seat] = field(default_factory=dict)
+    seats: dict[str, SimulatorBehavior] = field(default_factory=dict)
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Connection:
         return list(arrivals.values())
 
 
-def _arrival(report: BehaviorReport, seat: Seat, *, sort: bool) -> Arrival:
+def _arrival(report: BehaviorReport, seat: SimulatorBehavior, *, sort: bool) -> Arrival:
     decisions, restore = report.decisions, None
     if decisions is not None and not len(decisions.agents):
         decisions = None
@@ -187,7 +187,7 @@ Begin = Callable[[BehaviorId, SlotTable, Slots, Decisions, Any], None]
 """Says which draws agents that begin play under: seat, table, slots, decisions, and which of these are theirs."""
 
 
-def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: Tick, begin: Begin) -> tuple[int, int]:
+def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTick, begin: Begin) -> tuple[int, int]:
     """Gives the agents of a report their slots, closes the actions it answers, and tells of both.
 
     Nothing is told of ghosts: nobody learns from them.
@@ -245,7 +245,9 @@ def _tell(told: list[tuple[Any, Slots]], rows: Decisions | Ends, slots: Slots, t
     return len(learning)
 
 
-def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick, begin: Begin) -> None:
+def _begin(
+    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick, begin: Begin
+) -> None:
     """Gives slots to new agents, and new lives to those that ended and decide again."""
     seat, ids, slots = arrival.seat, decisions.agents, arrival.slots
     if arrival.unknown:
@@ -264,15 +266,15 @@ def _begin(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: 
         _join(tick, table, joined, fresh=True)
 
 
-def _join(tick: Tick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
+def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
     """Tells of agents in slots, unless they are ghosts."""
     if table.ghosted:
         slots = slots[table.learning[slots]]
     if slots.size:
-        tick.joined.append(Lives(table, slots, fresh=fresh))
+        tick.joined.append(AgentEpisodes(table, slots, fresh=fresh))
 
 
-def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: Tick) -> None:
+def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick) -> None:
     """Tells of agents that now name another group."""
     seat = arrival.seat
     if decisions.groups is None and not seat.grouped:

@@ -10,9 +10,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.codec import SIMULATORS, Limits
-from pipeline.specs import BehaviorSpec, names_a_folder
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.codec import SIMULATORS, Limits
+from sparring.pipeline.specs import BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
 """Of the first message, which comes from a stranger."""

@@ -14,13 +14,13 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.matches import NOBODY, Assignment, Draw, Results
-from pipeline.messages.simulator import Decisions, Ends
-from pipeline.specs import BehaviorId
-from pipeline.stepping.agents import Ids, Slots, SlotTable
-from pipeline.stepping.behaviors import Behavior
-from pipeline.stepping.connections import Arrival, Connection
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.matches import NOBODY, Matchup, MatchupAssignment, Results
+from sparring.pipeline.messages.simulator import Decisions, Ends
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
+from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.connections import Arrival, SimulatorConnection
 
 UNKNOWN: Final = -1.0
 
@@ -28,7 +28,7 @@ Kind = Literal["match", "group"]
 Columns = NDArray[np.float64]
 
 
-class Outcome(NamedTuple):
+class MatchOutcome(NamedTuple):
     """What came of a match for one seat, or of many matches for theirs: numbers, or columns of them.
 
     Attributes:
@@ -56,12 +56,12 @@ class Match:
 
     number: int
     key: tuple[Kind, int]
-    draw: Draw
+    draw: Matchup
     live: int = 0
-    found: dict[BehaviorId, Outcome] = field(default_factory=dict)
+    found: dict[BehaviorId, MatchOutcome] = field(default_factory=dict)
 
 
-class Sheet:
+class MatchResults:
     """Results of matches of one behavior name, kept until they are taken."""
 
     def __init__(self) -> None:
@@ -110,12 +110,12 @@ class Matches:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = frozenset(names)
-        self.assignment: Assignment | None = None
+        self.assignment: MatchupAssignment | None = None
         self.ended = 0
         self.lost = 0
         self._numbers = 0
         self._seats: dict[BehaviorId, int] = {}
-        self._sheets: dict[str, Sheet] = {}
+        self._sheets: dict[str, MatchResults] = {}
         self._open: dict[int, Match] = {}
         self._untold = 0
         self._by_key: dict[int, dict[tuple[Kind, int], Match]] = {}  # by key of the connection
@@ -131,7 +131,7 @@ class Matches:
         """Matches of groups, and of simulators that say which agents form one, that will be told of."""
         return sum(number > 0 for number in self._open)
 
-    def covers(self, connection: Connection) -> bool:
+    def covers(self, connection: SimulatorConnection) -> bool:
         """Whether it is known who plays each seat of a simulator."""
         seats = [seat.id for seat in connection.seats.values() if seat.id.name in self.names]
         if not seats:
@@ -152,7 +152,9 @@ class Matches:
 
     # ---------------------------------------------------------------- matches end and begin
 
-    def check(self, connection: Connection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> None:
+    def check(
+        self, connection: SimulatorConnection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]
+    ) -> None:
         """Refuses agents that go on to another match without an end, and seats that are new in one under way.
 
         Raises:
@@ -176,7 +178,9 @@ class Matches:
                     row = int(np.flatnonzero(~here)[rows[0]])
                     raise _refused(arrival, decisions, row, known, "a seat that it did not begin with")
 
-    def end(self, connection: Connection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]) -> set[str]:
+    def end(
+        self, connection: SimulatorConnection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]
+    ) -> set[str]:
         """Agents of a simulator have ended; before their slots are given on.
 
         Returns:
@@ -198,7 +202,13 @@ class Matches:
         return told.union(*(self._close(connection, match) for match in closing))
 
     def begin(
-        self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots, decisions: Decisions, rows: Any
+        self,
+        connection: SimulatorConnection,
+        seat: BehaviorId,
+        table: SlotTable,
+        slots: Slots,
+        decisions: Decisions,
+        rows: Any,
     ) -> None:
         """Agents of a simulator begin new lives.
 
@@ -229,7 +239,7 @@ class Matches:
             table.matches[slots[together[those]]] = match.number
             _seat(table, slots[together[those]], seat, match.draw)
 
-    def lose(self, connection: Connection, behaviors: Mapping[str, Behavior]) -> set[str]:
+    def lose(self, connection: SimulatorConnection, behaviors: Mapping[str, Behavior]) -> set[str]:
         """A simulator went away, and its matches with it; before its slots are given on. Returns as `end`."""
         matches = [one for one in self._by_key.pop(connection.key, {}).values() if self._open.pop(one.number)]
         heads = [[one.number, one.draw.number] for one in matches if one.number > 0]
@@ -249,14 +259,14 @@ class Matches:
 
     # ---------------------------------------------------------------- inside
 
-    def _draws(self) -> tuple[Draw, ...]:
+    def _draws(self) -> tuple[Matchup, ...]:
         return () if self.assignment is None else self.assignment.draws
 
-    def _next_draw(self, simulator: int, begun: int = 0) -> Draw:
+    def _next_draw(self, simulator: int, begun: int = 0) -> Matchup:
         draws = self._draws()
         return draws[(simulator + begun) % len(draws)]
 
-    def _find(self, connection: Connection, seat: BehaviorId, key: tuple[Kind, int]) -> Match:
+    def _find(self, connection: SimulatorConnection, seat: BehaviorId, key: tuple[Kind, int]) -> Match:
         """The match of some agents of a seat, or a new one."""
         known = self._by_key.setdefault(connection.key, {})
         if key in known:
@@ -274,22 +284,22 @@ class Matches:
         match = known[key] = self._open[number] = Match(number, key, draw)
         return match
 
-    def _reporting(self, connection: Connection, draw: Draw) -> int:
+    def _reporting(self, connection: SimulatorConnection, draw: Matchup) -> int:
         """The team whose groups and single agents are matches: that which learns, or where none does, the first."""
         if draw.team != NOBODY:
             return draw.team
         return min(seat.id.team for seat in connection.seats.values() if seat.id.name in self.names)
 
-    def _void(self, connection: Connection, heads: list[list[int]]) -> set[str]:
+    def _void(self, connection: SimulatorConnection, heads: list[list[int]]) -> set[str]:
         """Tells of matches without a result, number and draw of each; returns the name they are told with."""
         seats = [seat.id.name for seat in connection.seats.values() if seat.id.name in self.names]
         if not heads or not seats:
             return set()
         table = [[number, draw, connection.number, 0] for number, draw in heads]
-        self._sheets.setdefault(seats[0], Sheet()).add(np.array(table, np.int64), np.empty((0, 4)))
+        self._sheets.setdefault(seats[0], MatchResults()).add(np.array(table, np.int64), np.empty((0, 4)))
         return {seats[0]}
 
-    def _begin_alone(self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots) -> None:
+    def _begin_alone(self, connection: SimulatorConnection, seat: BehaviorId, table: SlotTable, slots: Slots) -> None:
         """Agents that are matches by themselves, if their team's are told of."""
         draw = self._next_draw(connection.number)
         _seat(table, slots, seat, draw)
@@ -298,7 +308,9 @@ class Matches:
             table.matches[slots] = np.arange(self._numbers + 1, self._numbers + 1 + len(slots))
             self._numbers += len(slots)
 
-    def _end_alone(self, connection: Connection, seat: BehaviorId, found: Outcome, heads: NDArray[np.int64]) -> None:
+    def _end_alone(
+        self, connection: SimulatorConnection, seat: BehaviorId, found: MatchOutcome, heads: NDArray[np.int64]
+    ) -> None:
         """Agents that are matches by themselves have ended; `heads` [n, 2] are number and draw of each."""
         others = [(UNKNOWN, 0.0, 0.0)] * len(self._others(connection, seat.team))
         n, seats = len(heads), 1 + len(others)
@@ -322,7 +334,7 @@ class Matches:
                 over.append(match)
         return over
 
-    def _close(self, connection: Connection, match: Match) -> set[str]:
+    def _close(self, connection: SimulatorConnection, match: Match) -> set[str]:
         """Nobody is left in a match; returns the behavior name that its result is told with, if it is."""
         del self._open[match.number]
         del self._by_key[connection.key][match.key]
@@ -331,17 +343,17 @@ class Matches:
         if reporting is None:  # a group of ghosts, or a match without the team that learns
             return self._void(connection, [[match.number, match.draw.number]] if match.number > 0 else [])
         if match.key[0] == "group":  # the other teams have groups of their own
-            found = found | dict.fromkeys(self._others(connection, team), Outcome(UNKNOWN, 0.0, 0.0))
+            found = found | dict.fromkeys(self._others(connection, team), MatchOutcome(UNKNOWN, 0.0, 0.0))
         head = [[match.number, match.draw.number, connection.number, len(found)]]
         rows = [[number, *one] for number, one in zip(self._numbers_of(found), found.values(), strict=True)]
         self._keep(reporting.name, np.array(head, np.int64), np.array(rows))
         return {reporting.name}
 
     def _keep(self, name: str, matches: NDArray[np.int64], rows: Columns) -> None:
-        self._sheets.setdefault(name, Sheet()).add(matches, rows)
+        self._sheets.setdefault(name, MatchResults()).add(matches, rows)
         self.ended += len(matches)
 
-    def _others(self, connection: Connection, team: int) -> list[BehaviorId]:
+    def _others(self, connection: SimulatorConnection, team: int) -> list[BehaviorId]:
         """Seats of a simulator under self-play that belong to other teams."""
         seats = (seat.id for seat in connection.seats.values())
         return [seat for seat in seats if seat.name in self.names and seat.team != team]
@@ -350,7 +362,7 @@ class Matches:
         return [self._seats.setdefault(seat, len(self._seats)) for seat in seats]
 
 
-def _seat(table: SlotTable, slots: Slots, seat: BehaviorId, draw: Draw) -> None:
+def _seat(table: SlotTable, slots: Slots, seat: BehaviorId, draw: Matchup) -> None:
     """Agents take a seat under a draw."""
     learning = seat.team == draw.team
     table.draws[slots] = draw.number
@@ -358,7 +370,7 @@ def _seat(table: SlotTable, slots: Slots, seat: BehaviorId, draw: Draw) -> None:
     table.ghosts[slots] = 0 if learning else draw.ghosts[str(seat)]
 
 
-def _covers(draw: Draw, seat: BehaviorId) -> bool:
+def _covers(draw: Matchup, seat: BehaviorId) -> bool:
     return seat.team == draw.team or str(seat) in draw.ghosts
 
 
@@ -388,22 +400,22 @@ def _by_value(ids: Ids) -> Iterator[tuple[int, NDArray[np.intp]]]:
     yield from zip(values.tolist(), np.split(order, starts[1:]), strict=len(values) > 0)
 
 
-def _outcomes(ends: Ends, rows: NDArray[np.intp]) -> Outcome:
+def _outcomes(ends: Ends, rows: NDArray[np.intp]) -> MatchOutcome:
     """Of each of some agents, in columns."""
     rewards = ends.rewards[rows].astype(np.float64)
     if ends.group_rewards is not None:
         rewards += ends.group_rewards[rows]
     said = ends.outcomes is not None
     scores = 0.5 + 0.5 * np.sign(rewards) if ends.outcomes is None else ends.outcomes[rows]
-    return Outcome(scores, np.full(len(rows), float(said)), rewards)
+    return MatchOutcome(scores, np.full(len(rows), float(said)), rewards)
 
 
-def _outcome_together(ends: Ends, rows: NDArray[np.intp]) -> Outcome:
+def _outcome_together(ends: Ends, rows: NDArray[np.intp]) -> MatchOutcome:
     """Of agents of one seat that ended together: the mean of what was said, or the sign of the mean reward."""
     scores, explicit, rewards = _outcomes(ends, rows)
     reward = float(rewards.mean())
     score = float(scores.mean()) if explicit[0] else 0.5 + 0.5 * float(np.sign(reward))
-    return Outcome(score, float(explicit[0]), reward)
+    return MatchOutcome(score, float(explicit[0]), reward)
 
 
 def _name(seat: str) -> str:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pipeline.messages.samplers import draws
-from pipeline.messages.service import LessonsState
-from pipeline.messages.simulator import Sampler
+from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.service import LessonsState
+from sparring.pipeline.messages.simulator import Sampler
 
 Value = float | Sampler
 """A number, or a sampler: with the seed of the first simulator, or with -1 where that is still to be given."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParameterUpdate:
     """Some parameters, as `Act` and `Reset` carry them.
 
     Attributes:
@@ -29,7 +29,7 @@ class Told:
     samplers: dict[str, Sampler] = field(default_factory=dict)
 
 
-class Parameters:
+class RunParameters:
     """The environment parameters of a run, and the lessons that they are in.
 
     Args:
@@ -68,7 +68,7 @@ class Parameters:
         """Whether a simulator that has the lessons of `serial` must begin new episodes."""
         return self.state is not None and self.state.resets > serial
 
-    def all(self, simulator: int) -> Told:
+    def all(self, simulator: int) -> ParameterUpdate:
         """All parameters, for a Reset.
 
         Args:
@@ -76,13 +76,13 @@ class Parameters:
         """
         return self._told(self._lessons, simulator)
 
-    def since(self, serial: int, simulator: int) -> Told:
+    def since(self, serial: int, simulator: int) -> ParameterUpdate:
         """Parameters whose lessons began after those of `serial`, for an Act."""
         since = {} if self.state is None else self.state.since
         return self._told([name for name in self._lessons if since.get(name, 0) > serial], simulator)
 
-    def _told(self, names: Iterable[str], simulator: int) -> Told:
-        told = Told()
+    def _told(self, names: Iterable[str], simulator: int) -> ParameterUpdate:
+        told = ParameterUpdate()
         for name in names:
             values = self._lessons[name]
             number = 0 if self.state is None else min(self.state.numbers.get(name, 0), len(values) - 1)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.actions import to_environment
-from pipeline.messages.service import PolicyWeights
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays
-from pipeline.specs import BehaviorSpec
-from pipeline.stepping.steps import Chosen
+from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays
+from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.stepping.steps import SampledActions
 
 
-class Scripted:
+class ScriptedPolicy:
     """A seat that the simulators play themselves: no network acts, and actions mean nothing.
 
     Args:
@@ -39,13 +39,15 @@ class Scripted:
         observations: tuple[NDArray[Any], ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
-    ) -> Chosen:
+    ) -> SampledActions:
         """Zeros for all rows."""
         del masks, carried
         rows, actions = len(observations[0]), self._actions
         nothing = np.zeros((rows, actions.continuous), np.float32)
         discrete = np.zeros((rows, len(actions.discrete)), np.int32)
-        return Chosen(continuous=nothing, executed=nothing, discrete=discrete, log_probs=np.zeros(rows, np.float32))
+        return SampledActions(
+            continuous=nothing, executed=nothing, discrete=discrete, log_probs=np.zeros(rows, np.float32)
+        )
 
 
 class CurrentPolicy:
@@ -87,13 +89,13 @@ class CurrentPolicy:
         observations: tuple[NDArray[Any], ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
-    ) -> Chosen:
+    ) -> SampledActions:
         """Chooses for all rows in one forward pass; what agents carry on takes the place of what they `carried`."""
         continuous, discrete, log_probs = self._acting.act(
             observations, masks, self._generator, self._deterministic, carried
         )
         executed = to_environment(continuous, self._limit)
-        return Chosen(continuous=continuous, executed=executed, discrete=discrete, log_probs=log_probs)
+        return SampledActions(continuous=continuous, executed=executed, discrete=discrete, log_probs=log_probs)
 
 
 class Policies:
@@ -110,7 +112,7 @@ class Policies:
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self.current: dict[str, CurrentPolicy] = {}
-        self.ghosts: dict[tuple[str, int], CurrentPolicy | Scripted] = {}
+        self.ghosts: dict[tuple[str, int], CurrentPolicy | ScriptedPolicy] = {}
         self._settings = settings
         self._named = sorted(settings)
         self._seed = seed
@@ -152,7 +154,7 @@ class Policies:
         if (name, weights.version) in self.ghosts:
             return
         if weights.script:
-            self.ghosts[name, weights.version] = Scripted(spec, weights.version, weights.script)
+            self.ghosts[name, weights.version] = ScriptedPolicy(spec, weights.version, weights.script)
             return
         own = self._network(name)
         network = own

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.queues.endpoints import is_open
-from pipeline.stepping.limits import LimitSettings
+from sparring.pipeline.queues.endpoints import is_open
+from sparring.pipeline.stepping.limits import LimitSettings
 
 Accepted = Literal["certificate", "token", "either"]
 

@@ -19,22 +19,31 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.service import BehaviorSteps, Permit, Produced
-from pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
-from pipeline.specs import BehaviorId, BehaviorSpec
-from pipeline.stepping.agents import Roster, Slots, SlotTable
-from pipeline.stepping.behaviors import Behavior, Policy, answer, check_room, choose, enroll, scripts_of, standing
-from pipeline.stepping.connections import Arrival, Connection, Frame, settle
-from pipeline.stepping.limits import check_agents
-from pipeline.stepping.matches import Matches
-from pipeline.stepping.parameters import Parameters
-from pipeline.stepping.steps import Tick, Told, join_columns
-from pipeline.stepping.waiting import ASSIGNMENT, PERMITS, WEIGHTS, Reason
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.service import BehaviorSteps, ProducedSteps, StepAllowance
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
+from sparring.pipeline.stepping.behaviors import (
+    Behavior,
+    Policy,
+    answer,
+    check_room,
+    choose,
+    enroll,
+    scripts_of,
+    standing,
+)
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, settle
+from sparring.pipeline.stepping.limits import check_agents
+from sparring.pipeline.stepping.matches import Matches
+from sparring.pipeline.stepping.parameters import RunParameters
+from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps, join_columns
+from sparring.pipeline.stepping.waiting import ASSIGNMENT, PERMITS, WEIGHTS, Reason
 
 
 @dataclass(slots=True)
-class Wake:
+class TickResult:
     """What a wake-up did.
 
     Attributes:
@@ -79,14 +88,14 @@ class Stepper:
         agents_each: int = 65536,
         self_play: Iterable[str] = (),
         ghosts: Mapping[tuple[str, int], Policy] | None = None,
-        parameters: Parameters | None = None,
+        parameters: RunParameters | None = None,
     ) -> None:
         self.behaviors: dict[str, Behavior] = {}
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, SimulatorConnection] = {}
         self.deterministic = lockstep
         self.matches = Matches(self_play)
         self.added: frozenset[str] = frozenset()
-        self.parameters = Parameters({}) if parameters is None else parameters
+        self.parameters = RunParameters({}) if parameters is None else parameters
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
         self._lockstep = lockstep
@@ -94,8 +103,8 @@ class Stepper:
         self._max_agents = max_agents
         self._agents_each = agents_each
         self._number = 0
-        self._ticks: dict[str, Tick] = {}  # of this wake-up
-        self._told = Told()
+        self._ticks: dict[str, BehaviorTick] = {}  # of this wake-up
+        self._told = PendingSteps()
         self._rejoin = False
         self.introduced = False
 
@@ -132,7 +141,7 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts what is known.
         """
-        connection = Connection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
+        connection = SimulatorConnection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
         enroll(connection, specs, self.behaviors, self._max_agents)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
         if former is not None:
@@ -144,7 +153,7 @@ class Stepper:
         """A simulator named more behaviors. Raises as `connect` and `connection`."""
         enroll(self.connection(key), specs, self.behaviors, self._max_agents)
 
-    def connection(self, key: int) -> Connection:
+    def connection(self, key: int) -> SimulatorConnection:
         """The simulator of a connection.
 
         Raises:
@@ -196,7 +205,7 @@ class Stepper:
             check_room(name, self.behaviors[name], n, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
-    def permit(self, name: str, permit: Permit) -> None:
+    def permit(self, name: str, permit: StepAllowance) -> None:
         """Coordination says how far this process may go; heard again, a permit does not undo what was given back."""
         behavior = self.behaviors.get(name)
         if behavior is None or permit.serial < behavior.permit.serial:
@@ -218,14 +227,14 @@ class Stepper:
 
     # ---------------------------------------------------------------- a wake-up
 
-    def wake(self, now: float, *, acting: bool = True) -> Wake:
+    def wake(self, now: float, *, acting: bool = True) -> TickResult:
         """Takes over what arrived, acts for who may go on.
 
         Args:
             now: time.
             acting: False at the end of a run, when outcomes still count and nobody is answered.
         """
-        out = Wake()
+        out = TickResult()
         waiting = [key for key in self._waiting() if self.covered(self.connections[key])]
         gone = [key for key, c in self.connections.items() if c.gone]
         ready = not self._lockstep or self.round_complete or not acting
@@ -252,7 +261,7 @@ class Stepper:
         self.introduced = False
         return self._told.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
 
-    def state(self) -> dict[str, Produced]:
+    def state(self) -> dict[str, ProducedSteps]:
         """Where each behavior stands."""
         connections = self.connections.values()
         return {name: standing(name, behavior, connections) for name, behavior in self.behaviors.items()}
@@ -262,22 +271,22 @@ class Stepper:
         """Whether some frame waits for a permit or weights."""
         return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
 
-    def covered(self, connection: Connection) -> bool:
+    def covered(self, connection: SimulatorConnection) -> bool:
         """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
         return not self.lacks(connection) and self.matches.covers(connection)
 
-    def lacks(self, connection: Connection) -> str:
+    def lacks(self, connection: SimulatorConnection) -> str:
         """An added behavior of a simulator that has no weights yet; "" for none."""
         missing = self.added - self._policies.keys()
         return next((name for name in connection.pending if name in missing), "") if missing else ""
 
     # ---------------------------------------------------------------- inside
 
-    def _tick(self, name: str) -> Tick:
+    def _tick(self, name: str) -> BehaviorTick:
         """What this wake-up leaves of behavior `name`."""
         tick = self._ticks.get(name)
         if tick is None:
-            tick = self._ticks[name] = self._told.add(name, Tick(self._number), self.behaviors[name].produced)
+            tick = self._ticks[name] = self._told.add(name, BehaviorTick(self._number), self.behaviors[name].produced)
         return tick
 
     @property
@@ -319,7 +328,7 @@ class Stepper:
         ]
         return [key for _, _, key in sorted(order)]
 
-    def withheld_for(self, connection: Connection, frame: Frame) -> Reason | None:
+    def withheld_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
         """What is missing of weights and budgets of all that would act or go on acting; None where they may."""
         for arrival in frame.waiting:
             name = arrival.seat.id.name
@@ -339,7 +348,7 @@ class Stepper:
             return next((Reason(PERMITS, name) for name, one in self.behaviors.items() if one.exhausted), None)
         return None
 
-    def _act(self, keys: list[int], out: Wake, now: float) -> None:
+    def _act(self, keys: list[int], out: TickResult, now: float) -> None:
         """Answers every waiting simulator that the budgets let go on."""
         frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
         if self._lockstep and not all(self.withheld_for(connection, frame) is None for connection, frame in frames):
@@ -357,7 +366,7 @@ class Stepper:
             out.acts.append((connection.key, answer, frame.received_at, withheld))
             connection.frame = None
 
-    def _answer(self, connection: Connection, frame: Frame, actions: list[BehaviorActions]) -> Act | Reset:
+    def _answer(self, connection: SimulatorConnection, frame: Frame, actions: list[BehaviorActions]) -> Act | Reset:
         """What a simulator is told: its actions, and what has changed; or to begin anew."""
         if self.parameters.resets(connection.lessons):
             self._vacate(connection)
@@ -368,16 +377,18 @@ class Stepper:
         connection.lessons = self.parameters.serial
         return Act(sequence=frame.sequence, actions=tuple(actions), parameters=told.parameters, samplers=told.samplers)
 
-    def _admit(self, connection: Connection, frame: Frame) -> None:
+    def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
         """Counts a simulator's actions as under way."""
         for arrival in frame.waiting:
             connection.pending[arrival.seat.id.name] += arrival.learning
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
-    def _choose(self, acting: list[tuple[Connection, Frame]], out: Wake) -> dict[int, list[BehaviorActions]]:
+    def _choose(
+        self, acting: list[tuple[SimulatorConnection, Frame]], out: TickResult
+    ) -> dict[int, list[BehaviorActions]]:
         """One forward pass for each behavior name; the answers by connection."""
-        by_name: dict[str, list[tuple[Connection, Arrival]]] = {}
+        by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
             for arrival in frame.waiting:
                 by_name.setdefault(arrival.seat.id.name, []).append((connection, arrival))
@@ -412,7 +423,13 @@ class Stepper:
             self._tick(name).join_all(behavior.table)
 
     def _begin(
-        self, connection: Connection, seat: BehaviorId, table: SlotTable, slots: Slots, decisions: Decisions, rows: Any
+        self,
+        connection: SimulatorConnection,
+        seat: BehaviorId,
+        table: SlotTable,
+        slots: Slots,
+        decisions: Decisions,
+        rows: Any,
     ) -> None:
         """Agents of a simulator begin new lives; with the arguments of `Matches.begin`."""
         if self.parameters.taught:
@@ -420,14 +437,14 @@ class Stepper:
             table.lessons[slots] = connection.lessons
         self.matches.begin(connection, seat, table, slots, decisions, rows)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: SimulatorConnection) -> None:
         """A connection is closed."""
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count
         self._vacate(connection)
 
-    def _vacate(self, connection: Connection) -> None:
+    def _vacate(self, connection: SimulatorConnection) -> None:
         """Tells of the agents of a connection, none of whose actions is under way: lost, after all else of now."""
         connection.pending = dict.fromkeys(connection.pending, 0)
         for name in sorted(self.matches.lose(connection, self.behaviors)):
@@ -439,7 +456,7 @@ class Stepper:
                 learning = slots[behavior.table.learning[slots]]
                 behavior.table.give_back(slots)
                 if learning.size:
-                    self._told.add(seat.id.name, Tick(self._number, lost=[learning]), behavior.produced)
+                    self._told.add(seat.id.name, BehaviorTick(self._number, lost=[learning]), behavior.produced)
 
 
 def _unexpected(got: str) -> RemoteProtocolError:

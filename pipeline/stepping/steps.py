@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.messages.matches import Results
-from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
-from pipeline.messages.simulator import Decisions, Ends
-from pipeline.stepping.agents import Ids, Slots, SlotTable
+from sparring.pipeline.messages.matches import Results
+from sparring.pipeline.messages.service import (
+    ActionsChosen,
+    AgentsEnded,
+    AgentsStarted,
+    BehaviorSteps,
+    OutcomesReported,
+)
+from sparring.pipeline.messages.simulator import Decisions, Ends
+from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chosen:
+class SampledActions:
     """Actions of `n` agents.
 
     Attributes:
@@ -44,7 +50,7 @@ class Choice:
     """
 
     slots: list[Slots]
-    chosen: Chosen
+    chosen: SampledActions
     masks: NDArray[np.bool_] | None
     version: int
     carried: NDArray[np.float32] | None = None
@@ -56,17 +62,17 @@ class Choice:
         rows = np.flatnonzero(learning)
         if not rows.size:
             return None
-        chosen = {column.name: getattr(self.chosen, column.name)[rows] for column in fields(Chosen)}
+        chosen = {column.name: getattr(self.chosen, column.name)[rows] for column in fields(SampledActions)}
         return Choice(
             [join_columns(self.slots)[rows]],
-            Chosen(**chosen),
+            SampledActions(**chosen),
             None if self.masks is None else self.masks[rows],
             self.version,
             None if self.carried is None else self.carried[rows],
         )
 
 
-class Lives:
+class AgentEpisodes:
     """Agents as `table` has them now; later the slots may have others.
 
     Args:
@@ -87,7 +93,7 @@ class Lives:
 
 
 @dataclass(slots=True)
-class Tick:
+class BehaviorTick:
     """One wake-up of one behavior name; lists have an entry per simulator and behavior id.
 
     Attributes:
@@ -99,7 +105,7 @@ class Tick:
     completed: int = 0
     lost: list[Slots] = field(default_factory=list)
     ended: list[tuple[Ends, Slots]] = field(default_factory=list)
-    joined: list[Lives] = field(default_factory=list)
+    joined: list[AgentEpisodes] = field(default_factory=list)
     reported: list[tuple[Decisions, Slots]] = field(default_factory=list)
     choice: Choice | None = None
 
@@ -110,7 +116,7 @@ class Tick:
         self.joined = [lives for lives in self.joined if lives.fresh.all()]
         again = live[~np.isin(live, np.concatenate(told))] if told else live
         if again.size:
-            self.joined.append(Lives(table, again, fresh=False))
+            self.joined.append(AgentEpisodes(table, again, fresh=False))
 
     def rows(self) -> list[int]:
         """Rows lost, ended, joined, reported, acted."""
@@ -123,19 +129,19 @@ class Tick:
         ]
 
 
-class Told:
+class PendingSteps:
     """The wake-ups of all behaviors since the last `take`."""
 
     def __init__(self) -> None:
         self._produced_before: dict[str, int] = {}
-        self._ticks: dict[str, list[Tick]] = {}
+        self._ticks: dict[str, list[BehaviorTick]] = {}
 
     @property
     def some(self) -> bool:
         """Whether there are any."""
         return bool(self._ticks)
 
-    def add(self, name: str, tick: Tick, produced_before: int) -> Tick:
+    def add(self, name: str, tick: BehaviorTick, produced_before: int) -> BehaviorTick:
         """Notes a wake-up of behavior `name`, to be filled; steps produced before it."""
         if name not in self._ticks:
             self._ticks[name] = []
@@ -171,7 +177,9 @@ def join_optional(columns: Sequence[Any], rows: Iterable[int], unsaid: float = 0
     )
 
 
-def _steps(name: str, ticks: list[Tick], produced_before: int, ghosts: int, results: Results | None) -> BehaviorSteps:
+def _steps(
+    name: str, ticks: list[BehaviorTick], produced_before: int, ghosts: int, results: Results | None
+) -> BehaviorSteps:
     lost = [slots for tick in ticks for slots in tick.lost]
     return BehaviorSteps(
         behavior=name,
@@ -189,11 +197,11 @@ def _steps(name: str, ticks: list[Tick], produced_before: int, ghosts: int, resu
     )
 
 
-def _ended(entries: list[tuple[Ends, Slots]]) -> Ended | None:
+def _ended(entries: list[tuple[Ends, Slots]]) -> AgentsEnded | None:
     if not entries:
         return None
     sizes = [len(slots) for _, slots in entries]
-    return Ended(
+    return AgentsEnded(
         slots=join_columns([slots for _, slots in entries]),
         observations=_observations([ends for ends, _ in entries]),
         rewards=join_columns([ends.rewards for ends, _ in entries]),
@@ -203,17 +211,19 @@ def _ended(entries: list[tuple[Ends, Slots]]) -> Ended | None:
     )
 
 
-def _joined(entries: list[Lives]) -> Joined | None:
+def _joined(entries: list[AgentEpisodes]) -> AgentsStarted | None:
     if not entries:
         return None
-    names = [name for name in Lives.__slots__ if getattr(entries[0], name) is not None]  # all of a behavior or none
-    return Joined(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in names})
+    names = [
+        name for name in AgentEpisodes.__slots__ if getattr(entries[0], name) is not None
+    ]  # all of a behavior or none
+    return AgentsStarted(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in names})
 
 
-def _reported(entries: list[tuple[Decisions, Slots]]) -> Reported | None:
+def _reported(entries: list[tuple[Decisions, Slots]]) -> OutcomesReported | None:
     if not entries:
         return None
-    return Reported(
+    return OutcomesReported(
         slots=join_columns([slots for _, slots in entries]),
         observations=_observations([decisions for decisions, _ in entries]),
         rewards=join_columns([decisions.rewards for decisions, _ in entries]),
@@ -223,13 +233,13 @@ def _reported(entries: list[tuple[Decisions, Slots]]) -> Reported | None:
     )
 
 
-def _acted(ticks: list[Tick]) -> Acted | None:
+def _acted(ticks: list[BehaviorTick]) -> ActionsChosen | None:
     choices = [tick.choice for tick in ticks if tick.choice is not None]
     if not choices:
         return None
     chosen, sizes = [choice.chosen for choice in choices], [len(choice.chosen.log_probs) for choice in choices]
     versions: NDArray[np.int64] = np.repeat(np.array([choice.version for choice in choices], np.int64), sizes)
-    return Acted(
+    return ActionsChosen(
         slots=None if all(map(_as_reported, ticks)) else join_columns([s for choice in choices for s in choice.slots]),
         log_probs=join_columns([one.log_probs for one in chosen]),
         versions=versions,
@@ -240,7 +250,7 @@ def _acted(ticks: list[Tick]) -> Acted | None:
     )
 
 
-def _as_reported(tick: Tick) -> bool:
+def _as_reported(tick: BehaviorTick) -> bool:
     """Whether just those acted that were reported, in that order: then their slots need no column of their own."""
     acted = [] if tick.choice is None else tick.choice.slots
     return len(acted) == len(tick.reported) and all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pipeline.stepping.connections import Connection, Frame
+from sparring.pipeline.stepping.connections import Frame, SimulatorConnection
 
 FRAMES: Final = "frames"
 """They owe theirs."""
@@ -36,19 +36,19 @@ class Reason(NamedTuple):
 class Waiting(Protocol):
     """What is asked of a stepper."""
 
-    connections: dict[int, Connection]
+    connections: dict[int, SimulatorConnection]
 
     @property
     def round_complete(self) -> bool:
         """Whether every simulator that is expected has sent its frame."""
 
-    def withheld_for(self, connection: Connection, frame: Frame) -> Reason | None:
+    def withheld_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
         """What is missing before a simulator may be answered."""
 
-    def covered(self, connection: Connection) -> bool:
+    def covered(self, connection: SimulatorConnection) -> bool:
         """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
 
-    def lacks(self, connection: Connection) -> str:
+    def lacks(self, connection: SimulatorConnection) -> str:
         """An added behavior of a simulator that has no weights yet; "" for none."""
 
 

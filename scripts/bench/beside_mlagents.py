@@ -46,8 +46,8 @@ from beside import curves, environment, matches
 from beside.games import GAMES
 from beside.runs import BEHAVIORS, CHECKPOINTS, CONFIGS, MLAGENTS, ROOT, STEPS, Job, run
 
-from pipeline.playing.standings import wilson
-from services.players import checkpoints_of
+from sparring.pipeline.evaluation.standings import wilson
+from sparring.services.commands.players import checkpoints_of
 
 WINDOW: Final = 12_000
 """Of the moving mean, in steps: the longest episodes of all 12 agents of balance."""

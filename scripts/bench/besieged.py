@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from pipeline.keys import client_tls
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import (
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
     BehaviorReport,
@@ -33,7 +33,7 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation.registry import make
+from sparring.pipeline.security import client_tls
 
 SPECS = dict(make("balance", 1).behaviors())
 (BEHAVIOR,) = SPECS
@@ -69,7 +69,7 @@ class Besieged:
         )
         self.directory = folder / "run"
         self._output = (folder / "console.txt").open("w")
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", str(folder)]
+        command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", str(folder)]
         self._process = psutil.Popen([*command, "--run-id", "run", "--no-export"], stdout=self._output)
 
     def __enter__(self) -> Besieged:

@@ -38,9 +38,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import learner as learner_bench
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import VERSION, Act, BehaviorActions, Bye, Hello, Reset, Step, Welcome
-from pipeline.specs import ActionSpec
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Act, BehaviorActions, Bye, Hello, Reset, Step, Welcome
+from sparring.pipeline.specs import ActionSpec
 
 CONFIG = """
 behaviors:
@@ -53,7 +53,7 @@ behaviors:
 simulators: {simulators}
 pipeline: {{export: false}}
 """
-BALANCE = (sys.executable, "-m", "services", "simulator", "balance", "--areas")
+BALANCE = (sys.executable, "-m", "sparring", "simulator", "balance", "--areas")
 PICTURES = (sys.executable, str(Path(__file__).parent / "pictures.py"), "--agents")
 CASES = {
     "a": ("a", "Balance", (*BALANCE, "64"), 64),
@@ -86,7 +86,7 @@ class Whole:
                 simulators=json.dumps([simulator]),
             )
         )
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", str(folder)]
+        command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", str(folder)]
         self._process = psutil.Popen([*command, "--run-id", "bench"], stdout=subprocess.DEVNULL)
         self._status = folder / "bench" / "status.json"
         deadline = time.monotonic() + 120

@@ -18,21 +18,21 @@ import numpy as np
 import torch
 import yaml
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.learning.learner import Learner
-from pipeline.learning.report import UpdateReport
-from pipeline.messages.matches import Assignment, Draw, one_by_one
-from pipeline.messages.service import Permit, PolicyWeights, Segments
-from pipeline.messages.simulator import Act, BehaviorActions, Step
-from pipeline.settings.behavior import BehaviorSettings
-from pipeline.settings.load import parse_settings
-from pipeline.simulation.game import Game
-from pipeline.simulation.registry import make
-from pipeline.specs import BehaviorId
-from pipeline.stepping.policies import Policies
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, one_by_one
+from sparring.pipeline.messages.service import PolicyWeights, Segments, StepAllowance
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Step
+from sparring.pipeline.settings.behavior import BehaviorSettings
+from sparring.pipeline.settings.load import parse_settings
+from sparring.pipeline.simulation.game import Game
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.policies import Policies
+from sparring.pipeline.stepping.stepper import Stepper
 
 ROOT: Final = Path(__file__).parents[2]
 UNLIMITED: Final = 2**40
@@ -122,7 +122,7 @@ class Match:
         self.policies.learn(weights)
         self.policies.build(self.name, self.spec)
 
-    def assign(self, assignment: Assignment, weights: Mapping[tuple[str, int], PolicyWeights]) -> None:
+    def assign(self, assignment: MatchupAssignment, weights: Mapping[tuple[str, int], PolicyWeights]) -> None:
         """Who plays whom from now on."""
         for draw in assignment.draws:
             for seat, number in draw.ghosts.items():
@@ -133,7 +133,7 @@ class Match:
         """The learning team may produce so many more steps, at least; then its simulator waits."""
         self._serial += 1
         allowance = self.stepper.state()[self.name].steps + steps
-        self.stepper.permit(self.name, Permit(serial=self._serial, allowance=allowance))
+        self.stepper.permit(self.name, StepAllowance(serial=self._serial, allowance=allowance))
 
     def step(self) -> bool:
         """One frame of the simulator, or the actions that it waits for; returns whether it goes on."""
@@ -268,7 +268,7 @@ def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, mat
         match.act_with(own)
         match.allow(UNLIMITED)
         ghosts = {seat: 1 for seat in game.behaviors() if BehaviorId.parse(seat).team != side}
-        assignment = Assignment(serial=1, draws=(Draw(number=1, team=side, ghosts=ghosts),))
+        assignment = MatchupAssignment(serial=1, draws=(Matchup(number=1, team=side, ghosts=ghosts),))
         match.assign(assignment, {(name, 1): replace(other, version=1)})
         found: list[float] = []
         while len(found) < matches:

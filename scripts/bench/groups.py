@@ -22,22 +22,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from pipeline.actions import previous_features
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.learning import losses, returns
-from pipeline.learning.group_buffer import GroupBatch, GroupBuffer
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.poca import BASELINE_WEIGHT, POCA, VALUE_WEIGHT
-from pipeline.learning.rows import Rows, policy_loss
-from pipeline.learning.schedules import Coefficients
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.messages.codec import encode
-from pipeline.messages.service import Acted, BehaviorSteps, Joined, Mates, Reported, Segments
-from pipeline.networks.attention import attend
-from pipeline.networks.group_critic import GroupCritic
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA, VALUE_WEIGHT
+from sparring.pipeline.learning.rows import Minibatch, policy_loss
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.messages.codec import encode
+from sparring.pipeline.messages.service import (
+    ActionsChosen,
+    AgentsStarted,
+    BehaviorSteps,
+    OutcomesReported,
+    Segments,
+    TeammateSegments,
+)
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.attention import attend
+from sparring.pipeline.networks.group_critic import GroupCritic
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(32,)),), actions=ActionSpec(continuous=2))
 STEPS = 4096
@@ -66,7 +73,7 @@ def assembled(members: int) -> list[Segments]:
         ticks=np.arange(1, ticks + 1),
         completed=np.array([0] + [agents] * HORIZON),
         rows=rows,
-        joined=Joined(
+        joined=AgentsStarted(
             slots=slots,
             agents=1 + np.arange(agents),
             groups=groups,
@@ -74,13 +81,13 @@ def assembled(members: int) -> list[Segments]:
             simulators=np.zeros(agents, np.int32),
             fresh=np.ones(agents, bool),
         ),
-        reported=Reported(
+        reported=OutcomesReported(
             slots=np.tile(slots, ticks),
             observations=(random.standard_normal((agents * ticks, 32), np.float32),),
             rewards=np.zeros(agents * ticks, np.float32),
             group_rewards=np.repeat(random.random(ticks * (agents // members), np.float32), members),
         ),
-        acted=Acted(
+        acted=ActionsChosen(
             slots=None,
             log_probs=np.full(agents * ticks, -2.8, np.float32),
             versions=np.ones(agents * ticks, np.int64),
@@ -92,7 +99,7 @@ def assembled(members: int) -> list[Segments]:
     return list(assembler.flush())
 
 
-def copied(segments: Segments, members: int) -> Mates:
+def copied(segments: Segments, members: int) -> TeammateSegments:
     """What every member's rows would hold of its mates."""
 
     def of_mates(column: Any) -> Any:
@@ -101,7 +108,7 @@ def copied(segments: Segments, members: int) -> Mates:
     shared = segments.shared
     assert shared is not None
     nothing = np.empty(0, np.int32)
-    return Mates(
+    return TeammateSegments(
         behavior="",
         members=nothing,
         lengths=nothing,
@@ -158,7 +165,7 @@ class Copying:
         ends = torch.cat(following).numpy()[:, 0]
         target = returns.advantages(rewards, values[:, 0], ends, lengths, 0.99, hyper.lambd) + values[:, 0]
         advantage = torch.from_numpy(returns.normalized(target - baselines[:, 0]))
-        rows = Rows(
+        rows = Minibatch(
             inputs=(self.own,),
             continuous=torch.from_numpy(batch.own.continuous),
             discrete=torch.from_numpy(batch.own.discrete).long(),
@@ -173,9 +180,9 @@ class Copying:
             for which in torch.split(torch.randperm(STEPS), BATCH):
                 self.step(rows, which, coefficients.beta)
 
-    def step(self, rows: Rows, which: Tensor, beta: float) -> None:
+    def step(self, rows: Minibatch, which: Tensor, beta: float) -> None:
         others: Any = (None if column is None else column[which] for column in rows[1:])
-        some = Rows((rows.inputs[0][which],), *others)
+        some = Minibatch((rows.inputs[0][which],), *others)
         head = self.actor(some.inputs)
         values, baselines = self.estimate(some.inputs[0], self.mates[which], self.mates_done[which])
         with torch.no_grad():

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import yaml
 
-from pipeline.demonstrations.library import files_of, read_any
+from sparring.pipeline.demonstrations.library import files_of, read_any
 
 ROOT: Final = Path(__file__).parents[2]
 EPISODES: Final = "20"
@@ -32,7 +32,7 @@ SOLVED: Final = 0.9
 
 def sparring(*arguments: str) -> None:
     """Runs a command to its end."""
-    subprocess.run([sys.executable, "-m", "services", *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-m", "sparring", *arguments], stdout=subprocess.DEVNULL, check=True)
 
 
 def configuration(name: str) -> dict[str, Any]:

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.learning.checkpoints import load
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.networks.settings import NetworkSettings
-from pipeline.playing.standings import counted, wilson
-from pipeline.simulation.registry import make
-from pipeline.stepping.policies import CurrentPolicy
-from services.players import actor_of, checkpoints_of
+from sparring.pipeline.evaluation.standings import counted, wilson
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.learning.checkpoints import load
+from sparring.pipeline.messages.simulator import BehaviorActions
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.stepping.policies import CurrentPolicy
+from sparring.services.commands.players import actor_of, checkpoints_of
 
 ROOT: Final = Path(__file__).parents[2]
 MATCHES: Final = 200
@@ -41,7 +41,7 @@ RANDOM_AREAS: Final = 50
 
 def sparring(*arguments: str) -> None:
     """Runs a command to its end."""
-    subprocess.run([sys.executable, "-m", "services", *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-m", "sparring", *arguments], stdout=subprocess.DEVNULL, check=True)
 
 
 def tournament(run: Path, *arguments: str) -> list[Mapping[str, Any]]:

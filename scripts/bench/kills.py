@@ -30,9 +30,9 @@ from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "services"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from services_helpers import SAME_EVERYWHERE, Training, balanced
+from tests.services.services_helpers import SAME_EVERYWHERE, Training, balanced
 
 PARTS = ("simulator-0", "simulator-1", "stepping-0", "assembly", "coordination", "learning-Balance", "monitor")
 STEPS_PER_S = 500
@@ -43,7 +43,7 @@ AGAINST_CHANCE = 0.05
 
 def configuration(steps: int) -> dict[str, Any]:
     """Of all runs. No schedule: how far a run is decides nothing but its end."""
-    command = [sys.executable, "-m", "services", "simulator", "balance", "--areas", "8", "--slow", str(SLOW_MS)]
+    command = [sys.executable, "-m", "sparring", "simulator", "balance", "--areas", "8", "--slow", str(SLOW_MS)]
     return {
         "behaviors": {
             "Balance": {

@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures
 
-from pipeline.learning.learner import Learner
-from pipeline.learning.ppo import PPO
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.messages.service import Episodes, Segments
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(8,)),), actions=ActionSpec(continuous=2))
 VECTORS = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)

@@ -161,7 +161,7 @@ def train(task: Task, seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / task.config
         config.write_text(yaml.safe_dump(plain))
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "run"]
+        command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", folder, "--run-id", "run"]
         subprocess.run([*command, "--seed", str(seed)], stdout=subprocess.DEVNULL, check=True)
         run = Path(folder) / "run"
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -38,7 +38,7 @@ def name_of(process: psutil.Process) -> str:
     for mark in ("service", "simulator", "train"):
         if mark in words:
             return " ".join(words[words.index(mark) : words.index(mark) + 2]).replace("service ", "")
-    return "watcher" if "services.watcher" in words else words[0]
+    return "watcher" if "sparring.services.process.watcher" in words else words[0]
 
 
 def sample(root: psutil.Process) -> dict[str, int]:
@@ -62,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "memory.yaml"
         config.write_text(CONFIG)
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "run"]
+        command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", folder, "--run-id", "run"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             root, began = psutil.Process(process.pid), time.monotonic()
             while (minutes := (time.monotonic() - began) / 60) < args.minutes:

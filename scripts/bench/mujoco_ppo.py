@@ -35,13 +35,13 @@ from exact_lag import merged
 from gymnasium.spaces import Box, flatdim
 from matplotlib.figure import Figure
 
-from pipeline.actions import to_environment
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import TrainerSettings
-from pipeline.messages.service import Episodes, Segments
-from pipeline.networks.actor import Actor
-from pipeline.networks.weights import load_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.weights import load_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 HORIZON: Final = 2048
 WINDOW: Final = 100

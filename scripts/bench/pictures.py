@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation import ActionSpec, BehaviorSpec, ObservationSpec, decisions, ends, run
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation import ActionSpec, BehaviorSpec, ObservationSpec, decisions, ends, run
 
 SHAPE = (3, 84, 84)
 BEHAVIOR = "Pictures"

@@ -26,10 +26,10 @@ import anyio.to_thread
 import numpy as np
 import zmq
 
-from pipeline.messages import codec
-from pipeline.messages.schema import Observation, record
-from pipeline.queues.interface import Capacity
-from pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.schema import Observation, record
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.zmq import ZmqTransport
 
 NAME = "steps"
 STEPS = 12

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from learner import segments_of
 
-from pipeline.demonstrations.episodes import SUFFIX, Recording, encode
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import (
+from sparring.pipeline.demonstrations.episodes import SUFFIX, Recording, encode
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import (
     BehavioralCloningSettings,
     CuriositySettings,
     ExtrinsicSettings,
@@ -34,8 +34,8 @@ from pipeline.learning.settings import (
     RndSettings,
     TrainerSettings,
 )
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC: Final = BehaviorSpec(
     observations=(ObservationSpec(name="state", shape=(172,)),), actions=ActionSpec(discrete=(5,))

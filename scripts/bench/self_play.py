@@ -63,7 +63,7 @@ def rate(load: str, *, self_play: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(plain))
-        command = [sys.executable, "-m", "services", "train", str(config), "--results-dir", folder, "--run-id", "run"]
+        command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", folder, "--run-id", "run"]
         subprocess.run([*command, "--seed", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     rate: float = statistics.median(

@@ -38,12 +38,12 @@ import yaml
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from exact_lag import ROOT, ExactLag, Experiment, merged, points
-from unity_null_trainer import executable
 
-from pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.service import PolicyWeights
+from tests.simulation.unity_null_trainer import executable
 
 LAGS: Final = (0, 1, 2, 4, 8)
 ALLOWED: Final = {1: 0.05, 2: 0.10, 4: 0.20}
@@ -245,7 +245,7 @@ def whole_run(mode: str, seed: int, folder: Path, changes: Mapping[str, Any]) ->
     behavior = merged(document["behaviors"]["Balance"], {"hyperparameters": changes, "checkpoint_interval": 10**9})
     config = folder / "3DBall.yaml"
     config.write_text(yaml.safe_dump({"behaviors": {"3DBall": behavior}, "pipeline": {"mode": mode}}))
-    command = [sys.executable, "-m", "services", "train", str(config), "--env", str(build), "--seed", str(seed)]
+    command = [sys.executable, "-m", "sparring", "train", str(config), "--env", str(build), "--seed", str(seed)]
     command += ["--results-dir", str(folder), "--run-id", "run", "--no-export", "--base-port", "5905"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=600)
     found = reached(record)

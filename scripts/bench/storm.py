@@ -28,9 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from besieged import Besieged, Light, beside, percentile
 
-from pipeline.keys import making
-from pipeline.messages.codec import to_bytes
-from pipeline.messages.simulator import Ping
+from sparring.pipeline.messages.codec import to_bytes
+from sparring.pipeline.messages.simulator import Ping
+from sparring.pipeline.security import making
 
 HEALTHY = 4
 AGENTS = 8

@@ -33,10 +33,10 @@ import msgpack
 import zmq
 from besieged import SPECS, Besieged
 
-from pipeline.keys import client_tls, making
-from pipeline.messages.codec import PREFIX, FrameReader, to_bytes
-from pipeline.messages.simulator import VERSION, Fault, Hello, Ping
-from pipeline.stepping.listening import allow_descriptors
+from sparring.pipeline.messages.codec import PREFIX, FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Fault, Hello, Ping
+from sparring.pipeline.security import client_tls, making
+from sparring.services.endpoint.listening import allow_descriptors
 
 STEPPING = "stepping-0"
 PARTS = (STEPPING, "assembly", "coordination", "learning-Balance", "monitor", "supervisor")

@@ -25,11 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import learner as learner_bench
 from end_to_end import Whole
-from unity_null_trainer import executable, null_trainer
+
+from tests.simulation.unity_null_trainer import executable, null_trainer
 
 CASES = {"12": (1, 12), "64": (1, 64), "4x12": (4, 12)}
 BEHAVIOR = "3DBall"

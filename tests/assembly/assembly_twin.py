@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from assembly_world import Tick
 
-from pipeline.messages.service import Acted, Ended, Joined, Reported, Segments
+from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from tests.assembly.assembly_world import BehaviorTick
 
 Seen = tuple[tuple[float, ...], ...]
 Carried = tuple[float, ...] | None
@@ -86,7 +86,7 @@ class AssemblerTwin:
     def open_steps(self) -> int:
         return sum(len(agent.steps) for agent in self.agents.values())
 
-    def apply(self, tick: Tick) -> None:
+    def apply(self, tick: BehaviorTick) -> None:
         self.completed += tick.completed
         self.orphaned += tick.completed
         if tick.lost is not None:
@@ -113,7 +113,7 @@ class AssemblerTwin:
                 assert agent.seen is not None
                 self._close(agent, agent.seen)
 
-    def _complete(self, slot: int, rows: Ended | Reported, row: int) -> None:
+    def _complete(self, slot: int, rows: AgentsEnded | OutcomesReported, row: int) -> None:
         agent = self.agents.get(slot)
         if agent is None or agent.action is None:
             return
@@ -135,7 +135,7 @@ class AssemblerTwin:
         self.segments.append(segment)
         return segment
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: AgentsEnded) -> None:
         slots = ended.slots.tolist()
         left = {agent.group for slot, agent in self.agents.items() if slot not in slots}
         longest: dict[int, AgentTwin] = {}
@@ -158,7 +158,7 @@ class AssemblerTwin:
                 longest[agent.group] = agent
         self.episodes.group_returns += [agent.group_total for agent in longest.values()]
 
-    def _join(self, joined: Joined) -> None:
+    def _join(self, joined: AgentsStarted) -> None:
         for row, slot in enumerate(joined.slots.tolist()):
             agent = self.agents.get(slot)
             if agent is None or agent.agent != joined.agents[row]:
@@ -166,7 +166,7 @@ class AssemblerTwin:
             agent.group, agent.team = int(joined.groups[row]), int(joined.teams[row])
             agent.simulator = int(joined.simulators[row])
 
-    def _report(self, reported: Reported) -> None:
+    def _report(self, reported: OutcomesReported) -> None:
         for row, slot in enumerate(reported.slots.tolist()):
             self._complete(slot, reported, row)
             agent = self.agents.get(slot)
@@ -176,7 +176,7 @@ class AssemblerTwin:
             if len(agent.steps) >= self.horizon:
                 self._close(agent, agent.seen)
 
-    def _act(self, acted: Acted) -> None:
+    def _act(self, acted: ActionsChosen) -> None:
         assert acted.slots is not None
         assert acted.continuous is not None
         assert acted.discrete is not None

@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
+from sparring.pipeline.messages.service import (
+    ActionsChosen,
+    AgentsEnded,
+    AgentsStarted,
+    BehaviorSteps,
+    OutcomesReported,
+)
 
 MASK = 3
 
 
 @dataclass
-class Life:
+class AgentEpisode:
     """A live agent. `state`: "new" (decides with its first report), "waiting" for an action, "acting"."""
 
     slot: int
@@ -27,26 +33,28 @@ class Life:
 
 
 @dataclass
-class Tick:
+class BehaviorTick:
     """One wake-up: records as in BehaviorSteps, of this wake-up alone."""
 
     number: int
     produced_before: int
     completed: int
     lost: Any
-    ended: Ended | None
-    joined: Joined | None
-    reported: Reported | None
-    acted: Acted | None
+    ended: AgentsEnded | None
+    joined: AgentsStarted | None
+    reported: OutcomesReported | None
+    acted: ActionsChosen | None
 
 
-def told(ticks: Sequence[Tick]) -> BehaviorSteps:
+def told(ticks: Sequence[BehaviorTick]) -> BehaviorSteps:
     """Several wake-ups in one record; actions without slots where they are those of the reports."""
     slots = [[_slots(tick.reported), _slots(tick.acted)] for tick in ticks]
     same = all(reported == acted for reported, acted in slots)
     acted = _joined([tick.acted for tick in ticks if tick.acted is not None])
     if acted is not None and same:
-        acted = Acted(**{**{field.name: getattr(acted, field.name) for field in fields(Acted)}, "slots": None})
+        acted = ActionsChosen(
+            **{**{field.name: getattr(acted, field.name) for field in fields(ActionsChosen)}, "slots": None}
+        )
     lost = [tick.lost for tick in ticks if tick.lost is not None]
     names = ("ended", "joined", "reported", "acted")
     return BehaviorSteps(
@@ -115,14 +123,14 @@ class World:
         self.grouped = grouped
         self.masked = masked
         self.carried = carried
-        self.lives: dict[int, Life] = {}
+        self.lives: dict[int, AgentEpisode] = {}
         self.produced = 0
         self.rejoin = False
         self._tick = 0
         self._agents = 0
         self._numbers = 0
 
-    def tick(self) -> Tick:
+    def tick(self) -> BehaviorTick:
         """The next wake-up."""
         self._tick += 1
         self._calm = self.steady and self._tick > 2 and self._chance(0.9)
@@ -132,7 +140,7 @@ class World:
         joined = self._join(again)
         reported = self._report()
         acted = self._act(reported)
-        return Tick(
+        return BehaviorTick(
             number=self._tick,
             produced_before=before,
             completed=self.produced - before,
@@ -152,7 +160,7 @@ class World:
             del self.lives[slot]
         return np.array(gone, np.int32)
 
-    def _end(self) -> tuple[Ended | None, list[Life]]:
+    def _end(self) -> tuple[AgentsEnded | None, list[AgentEpisode]]:
         rows = [life for life in self.lives.values() if life.state != "new" and not self._calm and self._chance(0.2)]
         if self.grouped and rows and self._chance(0.3):  # a whole group ends together
             rows = [life for life in self.lives.values() if life.group == rows[0].group]
@@ -167,7 +175,7 @@ class World:
             return None, again
         n = len(rows)
         outcomes = [self.rng.choice([0.0, 0.5, 1.0, -1.0]) for _ in rows] if self._chance(0.5) else None
-        return Ended(
+        return AgentsEnded(
             slots=np.array([life.slot for life in rows], np.int32),
             observations=self._observations(n),
             rewards=self._numbered(n),
@@ -176,7 +184,7 @@ class World:
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
         ), again
 
-    def _join(self, again: list[Life]) -> Joined | None:
+    def _join(self, again: list[AgentEpisode]) -> AgentsStarted | None:
         known = set(self.lives)
         for old in again:  # ends and begins again in the same tick, in the same slot
             self._begin(old.slot, old.simulator)
@@ -194,7 +202,7 @@ class World:
         self.rejoin = False
         if not told:
             return None
-        return Joined(
+        return AgentsStarted(
             slots=np.array([life.slot for life in told], np.int32),
             agents=np.array([life.agent for life in told], np.int64),
             groups=np.array([life.group for life in told], np.int64),
@@ -205,9 +213,9 @@ class World:
 
     def _begin(self, slot: int, simulator: int) -> None:
         self._agents += 1
-        self.lives[slot] = Life(slot, self._agents, self._group(), self.rng.randrange(2), simulator)
+        self.lives[slot] = AgentEpisode(slot, self._agents, self._group(), self.rng.randrange(2), simulator)
 
-    def _report(self) -> Reported | None:
+    def _report(self) -> OutcomesReported | None:
         rows = [
             life
             for life in self.lives.values()
@@ -221,14 +229,14 @@ class World:
         if not rows:
             return None
         n = len(rows)
-        return Reported(
+        return OutcomesReported(
             slots=np.array([life.slot for life in rows], np.int32),
             observations=self._observations(n),
             rewards=self._numbered(n),
             group_rewards=self._numbered(n) if self.grouped and self._chance(0.7) else None,
         )
 
-    def _act(self, reported: Reported | None) -> Acted | None:
+    def _act(self, reported: OutcomesReported | None) -> ActionsChosen | None:
         if self._calm or self._chance(0.5):  # the usual wake-up: everyone who reported acts, in that order
             rows = [] if reported is None else [self.lives[slot] for slot in reported.slots.tolist()]
         else:
@@ -241,7 +249,7 @@ class World:
             return None
         n = len(rows)
         masks = np.arange(n * MASK).reshape(n, MASK) % 4 == self._tick % 4
-        return Acted(
+        return ActionsChosen(
             slots=np.array([life.slot for life in rows], np.int32),
             continuous=self._numbered(2 * n).reshape(n, 2),
             discrete=np.arange(n, dtype=np.int32)[:, None] % MASK,

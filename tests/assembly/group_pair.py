@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from group_records import EpisodesTwin, GroupTwin
-from group_twin import GroupsTwin
-from group_views import GroupView, of_twin, read
-from group_world import GroupWorld, Wake, parts_of
-
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Segments
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import Segments
+from tests.assembly.group_records import EpisodesTwin, GroupTwin
+from tests.assembly.group_twin import GroupsTwin
+from tests.assembly.group_views import GroupView, of_twin, read
+from tests.assembly.group_world import GroupWorld, TickResult, parts_of
 
 
 class GroupPair:
@@ -33,7 +32,7 @@ class GroupPair:
         self.episodes = {name: EpisodesTwin() for name in sizes}
         self.began: dict[str, int] = {}
 
-    def apply(self, wakes: Sequence[Wake]) -> None:
+    def apply(self, wakes: Sequence[TickResult]) -> None:
         parts = parts_of(wakes)
         for part in parts:
             self.began.setdefault(part.behavior, part.produced_before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from assembly_twin import Action, Carried, Seen
+from tests.assembly.assembly_twin import Action, Carried, Seen
 
 Did = tuple[tuple[float, ...], tuple[int, ...]]
 """Continuous actions and branches."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from group_views import GroupView, read
-from group_world import Part, Wake, parts_of
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Acted, Ended, Joined, Reported, Segments
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from tests.assembly.group_views import GroupView, read
+from tests.assembly.group_world import Part, TickResult, parts_of
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _KINDS: Final = ("lost", "ended", "joined", "reported", "acted")
@@ -109,7 +109,7 @@ class Story:
 
     # ---------------------------------------------------------------- telling
 
-    def _wake(self, text: str) -> Wake:
+    def _wake(self, text: str) -> TickResult:
         self.number += 1
         lines: dict[str, Line] = {"A": Line(), "B": Line()}
         withheld = text.endswith("!")
@@ -125,7 +125,7 @@ class Story:
             self.acting |= acting
         else:
             acting = set()
-        wake: Wake = {}
+        wake: TickResult = {}
         for name, line in lines.items():
             parts = [self._part(name, line, sorted(one for one in acting if behavior_of(one) == name))]
             parts += [self._empty(name, lost=np.array([ord(one)], np.int32), apart=True) for one in line.lost]
@@ -178,14 +178,14 @@ class Story:
         part.produced_before -= completed
         if ended:
             cut = np.array([cut for _, cut in line.ended], bool)
-            part.ended = Ended(interrupted=cut, **self._outcomes(ended, line))
+            part.ended = AgentsEnded(interrupted=cut, **self._outcomes(ended, line))
         if line.joined:
             part.joined = self._joined(line.joined)
         if reported:
-            part.reported = Reported(**self._outcomes(reported, line))
+            part.reported = OutcomesReported(**self._outcomes(reported, line))
         if acting:
             decided = np.array([[self.decided[one]] for one in acting], np.float32)
-            part.acted = Acted(
+            part.acted = ActionsChosen(
                 slots=np.array([ord(one) for one in acting], np.int32),
                 log_probs=np.zeros(len(acting), np.float32),
                 versions=np.zeros(len(acting), np.int64),
@@ -205,9 +205,9 @@ class Story:
             "group_rewards": shared if shared.any() else None,
         }
 
-    def _joined(self, letters: list[tuple[str, bool]]) -> Joined:
+    def _joined(self, letters: list[tuple[str, bool]]) -> AgentsStarted:
         n = len(letters)
-        return Joined(
+        return AgentsStarted(
             slots=np.array([ord(letter) for letter, _ in letters], np.int32),
             agents=np.array([self.lives[letter] for letter, _ in letters], np.int64),
             groups=np.array([self.groups[letter] for letter, _ in letters], np.int64),

@@ -6,13 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from assembly_twin import Action, Seen, _seen
-from assembly_world import Tick
-from group_records import Decision, EpisodesTwin, GroupSegmentTwin, GroupTwin, MemberTwin, StayTwin, StepTwin
-from group_world import Wake
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.messages.service import Ended, Joined, Reported
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, OutcomesReported
+from tests.assembly.assembly_twin import Action, Seen, _seen
+from tests.assembly.assembly_world import BehaviorTick
+from tests.assembly.group_records import (
+    Decision,
+    EpisodesTwin,
+    GroupSegmentTwin,
+    GroupTwin,
+    MemberTwin,
+    StayTwin,
+    StepTwin,
+)
+from tests.assembly.group_world import TickResult
 
 
 class GroupsTwin:
@@ -39,7 +47,7 @@ class GroupsTwin:
         gone = [stay for group in self.groups.values() for stay in group.stays if stay.name == name]
         return members + sum(len(stay.steps) for stay in gone)
 
-    def apply(self, wake: Wake) -> None:
+    def apply(self, wake: TickResult) -> None:
         """One wake-up of all behavior names: who went away goes last, where that is told apart."""
         everything = [(name, tick) for name, ticks in wake.items() for tick in ticks]
         first = {name: tick for name, tick in everything if not tick.apart}
@@ -89,7 +97,7 @@ class GroupsTwin:
 
     # ---------------------------------------------------------------- one wake-up
 
-    def _outcomes(self, first: Mapping[str, Tick]) -> None:
+    def _outcomes(self, first: Mapping[str, BehaviorTick]) -> None:
         claims: dict[GroupTwin, set[float]] = {}
         for name, tick in first.items():
             for rows in (tick.ended, tick.reported):
@@ -105,7 +113,7 @@ class GroupsTwin:
             group.series[-1] += total - group.total
             group.total = total
 
-    def _outcome(self, one: MemberTwin, decision: Decision, rows: Ended | Reported, row: int) -> float:
+    def _outcome(self, one: MemberTwin, decision: Decision, rows: AgentsEnded | OutcomesReported, row: int) -> float:
         own = float(rows.rewards[row])
         shared = 0.0 if rows.group_rewards is None else float(rows.group_rewards[row])
         one.steps.append(StepTwin(decision, decision.time, own, shared))
@@ -117,9 +125,9 @@ class GroupsTwin:
         one.length += 1
         return shared
 
-    def _leave(self, first: Mapping[str, Tick]) -> list[GroupTwin]:
+    def _leave(self, first: Mapping[str, BehaviorTick]) -> list[GroupTwin]:
         """Those that ended are gone; returns the groups of which others are left: a new time begins there."""
-        gone: list[tuple[MemberTwin, Ended, int]] = []
+        gone: list[tuple[MemberTwin, AgentsEnded, int]] = []
         for name, tick in first.items():
             for row, slot in enumerate(_slots(tick.ended)):
                 one = self.members.get((name, slot))
@@ -155,7 +163,7 @@ class GroupsTwin:
         else:
             episodes.untold.append(one.agent)
 
-    def _join(self, first: Mapping[str, Tick]) -> list[tuple[MemberTwin, GroupTwin, int]]:
+    def _join(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, GroupTwin, int]]:
         """New members; returns who of the others goes on in which group, and its key."""
         moving = []
         for name, tick in first.items():
@@ -171,7 +179,7 @@ class GroupsTwin:
                         moving.append((one, self._group(name, key, agent), key))
         return moving
 
-    def _begin(self, name: str, joined: Joined, row: int) -> None:
+    def _begin(self, name: str, joined: AgentsStarted, row: int) -> None:
         (agent, key), slot, fresh = _row(joined, row), int(joined.slots[row]), bool(joined.fresh[row])
         group = self._group(name, key, agent)
         team, simulator = int(joined.teams[row]), int(joined.simulators[row])
@@ -194,7 +202,7 @@ class GroupsTwin:
             self.lives.append(group)
         return self.groups[place]
 
-    def _deciding(self, first: Mapping[str, Tick]) -> list[tuple[MemberTwin, Seen]]:
+    def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Seen]]:
         """Who decides in this wake-up, and what it sees."""
         out = []
         for name, tick in first.items():
@@ -232,7 +240,7 @@ class GroupsTwin:
             one.group.stays.append(_stay(one, one.decision, len(one.group.present) - 1))
             one.steps = []
 
-    def _act(self, first: Mapping[str, Tick]) -> None:
+    def _act(self, first: Mapping[str, BehaviorTick]) -> None:
         for name, tick in first.items():
             acted = tick.acted
             for row, slot in enumerate(_slots(acted)):
@@ -316,7 +324,7 @@ def _slots(rows: Any) -> list[int]:
     return list((rows if isinstance(rows, np.ndarray) else rows.slots).tolist())
 
 
-def _row(joined: Joined, row: int) -> tuple[int, int]:
+def _row(joined: AgentsStarted, row: int) -> tuple[int, int]:
     """Life and group key."""
     return int(joined.agents[row]), int(joined.groups[row])
 

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assembly_twin import Carried, Seen, _seen
-from group_records import Did, GroupSegmentTwin, StayTwin
-
-from pipeline.messages.service import Mates, Segments, Shared
+from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
+from tests.assembly.assembly_twin import Carried, Seen, _seen
+from tests.assembly.group_records import Did, GroupSegmentTwin, StayTwin
 
 
 @dataclass(frozen=True, order=True)
-class Stay:
+class MemberStay:
     """A segment of a member, as its mates know it; `next_did` is None where it has no meaning.
 
     Attributes:
@@ -39,7 +38,7 @@ class Own:
         carried: to each sequence.
     """
 
-    shown: Stay
+    shown: MemberStay
     who: tuple[int, int, int, int]
     flags: tuple[bool, bool]
     got: tuple[tuple[Any, ...], ...]
@@ -59,7 +58,7 @@ class GroupView:
     rewards: list[float]
     present: list[list[tuple[str, Seen, Did | None]]]
     own: list[Own]
-    mates: dict[str, list[Stay]] = field(default_factory=dict)
+    mates: dict[str, list[MemberStay]] = field(default_factory=dict)
 
     def sort(self) -> GroupView:
         """In an order of its own: that of members within a group is nobody's business."""
@@ -76,7 +75,7 @@ class GroupView:
 
 def of_twin(segment: GroupSegmentTwin, name: str, sequence: int) -> GroupView:
     """What `name` should be told; `sequence` is 0 where nothing is carried."""
-    mates: dict[str, list[Stay]] = {}
+    mates: dict[str, list[MemberStay]] = {}
     for stay in segment.stays:
         if stay.name != name:
             mates.setdefault(stay.name, []).append(_stay(stay, segment.span))
@@ -93,8 +92,8 @@ def of_twin(segment: GroupSegmentTwin, name: str, sequence: int) -> GroupView:
     ).sort()
 
 
-def _stay(stay: StayTwin, span: int) -> Stay:
-    return Stay(
+def _stay(stay: StayTwin, span: int) -> MemberStay:
+    return MemberStay(
         rows=tuple((step.time, step.decision.seen, step.decision.did) for step in stay.steps),
         following=stay.following.seen,
         next_time=stay.next_time,
@@ -176,14 +175,16 @@ def _rows(message: Segments) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _told(message: Segments, at: int, stay: Stay, got: tuple[Any, ...], carried: tuple[Carried, ...]) -> Own:
+def _told(message: Segments, at: int, stay: MemberStay, got: tuple[Any, ...], carried: tuple[Carried, ...]) -> Own:
     who = (message.agents[at], message.groups[at], message.teams[at], message.simulators[at])
     flags = bool(message.terminated[at]), bool(message.interrupted[at])
     agent, key, team, simulator = map(int, who)
     return Own(stay, (agent, key, team, simulator), flags, got, carried)
 
 
-def _divided(shown: Shared | Mates, columns: Segments | Mates, spans: Sequence[int]) -> list[list[Stay]]:
+def _divided(
+    shown: Shared | TeammateSegments, columns: Segments | TeammateSegments, spans: Sequence[int]
+) -> list[list[MemberStay]]:
     """Segments of members of one behavior name in each group segment."""
     lengths = columns.lengths.tolist()
     assert int(shown.members.sum()) == len(lengths) == len(shown.until) == len(shown.next_times)
@@ -195,7 +196,7 @@ def _divided(shown: Shared | Mates, columns: Segments | Mates, spans: Sequence[i
             rows = range(row, row + lengths[segment])
             next_time, until = int(shown.next_times[segment]), int(shown.until[segment])
             stays.append(
-                Stay(
+                MemberStay(
                     rows=tuple(
                         (
                             int(shown.times[at]),
@@ -220,7 +221,7 @@ def _divided(shown: Shared | Mates, columns: Segments | Mates, spans: Sequence[i
     return out
 
 
-def _place(view: GroupView, name: str, stay: Stay) -> None:
+def _place(view: GroupView, name: str, stay: MemberStay) -> None:
     """Row i is its last decision from its time on, up to that of row i + 1 or of what followed; that until `until`."""
     times = [*(time for time, _, _ in stay.rows), stay.next_time, stay.until]
     assert all(0 <= time <= view.span + 1 for time in times), times

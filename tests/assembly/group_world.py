@@ -13,9 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from assembly_world import Tick, told
 
-from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
+from sparring.pipeline.messages.service import (
+    ActionsChosen,
+    AgentsEnded,
+    AgentsStarted,
+    BehaviorSteps,
+    OutcomesReported,
+)
+from tests.assembly.assembly_world import BehaviorTick, told
 
 SIMULATORS: Final = 3
 WIDTHS: Final = {"A": (2, 1), "B": (0, 2), "C": (3, 0)}
@@ -24,18 +30,18 @@ CHOICES: Final = 3
 
 
 @dataclass
-class Part(Tick):
+class Part(BehaviorTick):
     """What happened to one behavior name in a wake-up; `apart`: only who went away, after all else of the wake-up."""
 
     apart: bool = False
 
 
-Wake = dict[str, list[Part]]
+TickResult = dict[str, list[Part]]
 """One wake-up: by behavior name, what happened, and then, under the same number, who went away."""
 
 
 @dataclass
-class Life:
+class AgentEpisode:
     """A live agent. `state`: "new" (decides with its first report), "waiting" for an action, "acting".
 
     Attributes:
@@ -64,10 +70,10 @@ class Life:
 class Frame:
     """What one or several simulators report in a wake-up, for one behavior name."""
 
-    ended: list[tuple[Life, float, float]] = field(default_factory=list)
-    joined: list[Life] = field(default_factory=list)
-    moved: list[Life] = field(default_factory=list)
-    reported: list[tuple[Life, float, float]] = field(default_factory=list)
+    ended: list[tuple[AgentEpisode, float, float]] = field(default_factory=list)
+    joined: list[AgentEpisode] = field(default_factory=list)
+    moved: list[AgentEpisode] = field(default_factory=list)
+    reported: list[tuple[AgentEpisode, float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +116,7 @@ class GroupWorld:
     def __init__(self, rng: random.Random, kind: Kind) -> None:
         self.rng = rng
         self.kind = kind
-        self.lives: dict[tuple[str, int], Life] = {}
+        self.lives: dict[tuple[str, int], AgentEpisode] = {}
         self.produced: Counter[str] = Counter()
         self.earned: Counter[int] = Counter()
         self.grants: list[tuple[int, int, int]] = []
@@ -120,12 +126,12 @@ class GroupWorld:
         self._agents = 0
         self._numbers = 0
 
-    def wake(self) -> Wake:
+    def wake(self) -> TickResult:
         """The next wake-up; no behavior name where nothing happened."""
         self.number += 1
         before = dict(self.produced)
         leaving = self._chance(self.kind.losing)
-        wake: Wake = {}
+        wake: TickResult = {}
         if self.kind.apart or not leaving or self.rejoin:
             wake = self._frames(before)
         if leaving:
@@ -133,12 +139,12 @@ class GroupWorld:
                 wake.setdefault(name, []).extend(self._gone(name, slots) for slots in parts)
         return wake
 
-    def _frames(self, before: dict[str, int]) -> Wake:
+    def _frames(self, before: dict[str, int]) -> TickResult:
         frames = {name: Frame() for name in self.kind.names}
         for simulator in range(SIMULATORS):
             if self.ready[simulator] and self._chance(0.8):
                 self._frame(simulator, frames)
-        wake: Wake = {}
+        wake: TickResult = {}
         answered = [at for at in range(SIMULATORS) if not self.ready[at] and self._chance(0.75)]
         for name, frame in frames.items():
             tick = self._tick(name, before.get(name, 0), frame, answered)
@@ -204,7 +210,7 @@ class GroupWorld:
         if new or deciding:
             self.ready[simulator] = False
 
-    def _ending(self, here: Sequence[Life]) -> list[Life]:
+    def _ending(self, here: Sequence[AgentEpisode]) -> list[AgentEpisode]:
         ending = [life for life in here if self._chance(self.kind.churn)]
         if ending and self._chance(self.kind.together):
             whole = ending[0].key
@@ -216,7 +222,7 @@ class GroupWorld:
             return self.rng.randrange(4)
         return self.rng.choice([1, 2, 6]) if self._chance(self.kind.churn) else 0
 
-    def _earn(self, reporting: Iterable[Life]) -> None:
+    def _earn(self, reporting: Iterable[AgentEpisode]) -> None:
         """Groups earn where somebody tells at once."""
         keys = sorted({life.key for life in reporting if life.heard and life.key})
         for key in keys:
@@ -225,20 +231,20 @@ class GroupWorld:
                 self.earned[key] += amount
                 self.grants.append((self.number, key, amount))
 
-    def _outcome(self, life: Life) -> tuple[Life, float, float]:
+    def _outcome(self, life: AgentEpisode) -> tuple[AgentEpisode, float, float]:
         self.produced[life.name] += 1
         return life, self._amount(), float(self.earned[life.key] - life.base) if life.key else 0.0
 
-    def _begin(self, name: str, slot: int, simulator: int, key: int | None) -> Life:
+    def _begin(self, name: str, slot: int, simulator: int, key: int | None) -> AgentEpisode:
         self._agents += 1
         if key is None or self._chance(0.3):
             key = self._key(simulator)
         team, every = self.rng.randrange(2), self.rng.randint(1, self.kind.slow)
-        life = Life(name, slot, self._agents, key, team, simulator, every)
+        life = AgentEpisode(name, slot, self._agents, key, team, simulator, every)
         self.lives[name, slot] = life
         return life
 
-    def _move(self, life: Life, frame: Frame) -> None:
+    def _move(self, life: AgentEpisode, frame: Frame) -> None:
         key = self._key(life.simulator)
         if key != life.key:
             life.key = key
@@ -277,13 +283,13 @@ class GroupWorld:
             acted=self._acted(name, reported, answered),
         )
 
-    def _ended(self, name: str, rows: list[tuple[Life, float, float]]) -> Ended | None:
+    def _ended(self, name: str, rows: list[tuple[AgentEpisode, float, float]]) -> AgentsEnded | None:
         if not rows:
             return None
         n = len(rows)
         outcomes = [self.rng.choice([0.0, 0.5, 1.0, -1.0]) for _ in rows] if self._chance(0.5) else None
         cut = self._chance(0.5)
-        return Ended(
+        return AgentsEnded(
             slots=np.array([life.slot for life, _, _ in rows], np.int32),
             observations=self._observations(name, n),
             rewards=np.array([own for _, own, _ in rows], np.float32),
@@ -292,25 +298,25 @@ class GroupWorld:
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
         )
 
-    def _reported(self, name: str, rows: list[tuple[Life, float, float]]) -> Reported | None:
+    def _reported(self, name: str, rows: list[tuple[AgentEpisode, float, float]]) -> OutcomesReported | None:
         if not rows:
             return None
-        return Reported(
+        return OutcomesReported(
             slots=np.array([life.slot for life, _, _ in rows], np.int32),
             observations=self._observations(name, len(rows)),
             rewards=np.array([own for _, own, _ in rows], np.float32),
             group_rewards=self._shared(rows),
         )
 
-    def _shared(self, rows: list[tuple[Life, float, float]]) -> Any:
+    def _shared(self, rows: list[tuple[AgentEpisode, float, float]]) -> Any:
         """None where nobody got anything, sometimes."""
         shared = np.array([shared for _, _, shared in rows], np.float32)
         return None if not shared.any() and self._chance(0.5) else shared
 
-    def _joined(self, lives: list[Life], fresh: int) -> Joined | None:
+    def _joined(self, lives: list[AgentEpisode], fresh: int) -> AgentsStarted | None:
         if not lives:
             return None
-        return Joined(
+        return AgentsStarted(
             slots=np.array([life.slot for life in lives], np.int32),
             agents=np.array([life.agent for life in lives], np.int64),
             groups=np.array([life.key for life in lives], np.int64),
@@ -319,7 +325,7 @@ class GroupWorld:
             fresh=np.arange(len(lives)) < fresh,
         )
 
-    def _acted(self, name: str, reported: Reported | None, answered: Sequence[int]) -> Acted | None:
+    def _acted(self, name: str, reported: OutcomesReported | None, answered: Sequence[int]) -> ActionsChosen | None:
         rows = [] if reported is None else [self.lives[name, slot] for slot in reported.slots.tolist()]
         late = [life for life in self.lives.values() if life.name == name and life not in rows]
         rows = [life for life in rows + late if life.state == "waiting" and life.simulator in answered]
@@ -330,7 +336,7 @@ class GroupWorld:
         n, (continuous, branches) = len(rows), WIDTHS[name]
         carried = self.kind.carried[self.kind.names.index(name)]
         masks = np.arange(n * branches * CHOICES).reshape(n, -1) % 4 == self.number % 4
-        return Acted(
+        return ActionsChosen(
             slots=np.array([life.slot for life in rows], np.int32),
             continuous=self._numbered(continuous * n).reshape(n, continuous) if continuous else None,
             discrete=self._numbered(branches * n).reshape(n, branches).astype(np.int32) if branches else None,
@@ -360,7 +366,7 @@ class GroupWorld:
         return (numbers[:, None],)
 
 
-def parts_of(wakes: Sequence[Wake]) -> list[BehaviorSteps]:
+def parts_of(wakes: Sequence[TickResult]) -> list[BehaviorSteps]:
     """Several wake-ups as the parts of one batch."""
     names = sorted({name for wake in wakes for name in wake})
     ticks = {name: [tick for wake in wakes for tick in wake.get(name, [])] for name in names}

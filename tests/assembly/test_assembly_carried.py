@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assembly_world import Tick, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Acted, Ended, Joined, Reported, Segments
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from tests.assembly.assembly_world import BehaviorTick, told
 
 MANY = 10**6
 
@@ -37,7 +37,7 @@ class Crew:
         self.number = 0
         self._born = 0
 
-    def wake(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> Tick:
+    def wake(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> BehaviorTick:
         """A wake-up in which the lives in slots `ended` end and others begin there; rows come in `order`."""
         self.number += 1
         slots = list(range(len(self.lives)) if order is None else order)
@@ -50,19 +50,19 @@ class Crew:
         carried = np.array([[self.lives[slot], self.decisions[slot]] for slot in slots], np.float32)
         for slot in slots:
             self.decisions[slot] += 1
-        return Tick(
+        return BehaviorTick(
             number=self.number,
             produced_before=before,
             completed=completed,
             lost=None,
             ended=self._ended(ended) if ended else None,
             joined=self._joined(slots if rejoin else fresh, fresh) if fresh or rejoin else None,
-            reported=Reported(
+            reported=OutcomesReported(
                 slots=np.array(slots, np.int32),
                 observations=(carried[:, 1:],),
                 rewards=np.zeros(len(slots), np.float32),
             ),
-            acted=Acted(
+            acted=ActionsChosen(
                 slots=np.array(slots, np.int32),
                 log_probs=np.zeros(len(slots), np.float32),
                 versions=np.zeros(len(slots), np.int64),
@@ -71,18 +71,18 @@ class Crew:
             ),
         )
 
-    def _ended(self, slots: tuple[int, ...]) -> Ended:
+    def _ended(self, slots: tuple[int, ...]) -> AgentsEnded:
         n = len(slots)
-        return Ended(
+        return AgentsEnded(
             slots=np.array(slots, np.int32),
             observations=(np.full((n, 1), -1, np.float32),),
             rewards=np.zeros(n, np.float32),
             interrupted=np.zeros(n, bool),
         )
 
-    def _joined(self, slots: list[int], fresh: list[int]) -> Joined:
+    def _joined(self, slots: list[int], fresh: list[int]) -> AgentsStarted:
         n = len(slots)
-        return Joined(
+        return AgentsStarted(
             slots=np.array(slots, np.int32),
             agents=np.array([self.lives[slot] for slot in slots], np.int64),
             groups=np.zeros(n, np.int64),

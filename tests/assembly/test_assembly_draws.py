@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assembly_world import World, told
-from group_world import GroupWorld, Kind, Wake, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.matches import Results
-from pipeline.messages.service import Acted, BehaviorSteps, Joined, Reported, Segments
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.matches import Results
+from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported, Segments
+from tests.assembly.assembly_world import World, told
+from tests.assembly.group_world import GroupWorld, Kind, TickResult, parts_of
 
 MANY = 10**6
 NAMES = ("A?team=0", "A?team=1", "B?team=1")
@@ -59,11 +59,11 @@ def draw_of(agents: Any) -> Any:
     return agents * 3 + 1
 
 
-def drawn(joined: Joined | None) -> Joined | None:
+def drawn(joined: AgentsStarted | None) -> AgentsStarted | None:
     return None if joined is None else replace(joined, draws=draw_of(joined.agents))
 
 
-def with_draws(wake: Wake) -> Wake:
+def with_draws(wake: TickResult) -> TickResult:
     return {name: [replace(part, joined=drawn(part.joined)) for part in parts] for name, parts in wake.items()}
 
 
@@ -178,7 +178,7 @@ def part(
         ticks=np.array([before + 1]),
         completed=np.array([completed]),
         rows=np.array([[0, 0, int(joined), int(acted), int(acted)]], np.int32),
-        joined=Joined(
+        joined=AgentsStarted(
             slots=some,
             agents=np.ones(1, np.int64),
             groups=np.zeros(1, np.int64),
@@ -189,10 +189,12 @@ def part(
         )
         if joined
         else None,
-        reported=Reported(slots=some, observations=(np.zeros((1, 1), np.float32),), rewards=np.ones(1, np.float32))
+        reported=OutcomesReported(
+            slots=some, observations=(np.zeros((1, 1), np.float32),), rewards=np.ones(1, np.float32)
+        )
         if acted
         else None,
-        acted=Acted(
+        acted=ActionsChosen(
             slots=None,
             log_probs=np.zeros(1, np.float32),
             versions=np.ones(1, np.int64),

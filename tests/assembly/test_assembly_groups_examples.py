@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from group_story import Story
+
+from tests.assembly.group_story import Story
 
 ENDS = {
     "one ends, the others go on and earn later": (

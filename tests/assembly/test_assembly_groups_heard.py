@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.service import Acted, BehaviorSteps, Ended, Joined, Reported
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.service import (
+    ActionsChosen,
+    AgentsEnded,
+    AgentsStarted,
+    BehaviorSteps,
+    OutcomesReported,
+)
 
 
 def floats(*values: float) -> np.ndarray:
@@ -41,14 +47,14 @@ def assembled(heard_at_end: np.ndarray | None, heard_at_decision: float, first_d
         ticks=np.arange(1, ticks + 1),
         completed=np.array(completed),
         rows=rows,
-        ended=Ended(
+        ended=AgentsEnded(
             slots=slots(0, 1),
             observations=(np.zeros((2, 1), np.float32),),
             rewards=floats(0, 0),
             group_rewards=heard_at_end,
             interrupted=np.zeros(2, bool),
         ),
-        joined=Joined(
+        joined=AgentsStarted(
             slots=slots(0, 1),
             agents=np.array([1, 2]),
             groups=np.array([7, 7]),
@@ -56,13 +62,13 @@ def assembled(heard_at_end: np.ndarray | None, heard_at_decision: float, first_d
             simulators=slots(0, 0),
             fresh=np.ones(2, bool),
         ),
-        reported=Reported(
+        reported=OutcomesReported(
             slots=np.concatenate(decided),
             observations=(np.zeros((n, 1), np.float32),),
             rewards=np.zeros(n, np.float32),
             group_rewards=np.concatenate(heard),
         ),
-        acted=Acted(
+        acted=ActionsChosen(
             slots=None,
             log_probs=np.zeros(n, np.float32),
             versions=np.ones(n, np.int64),

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from group_pair import GroupPair, play
-from group_story import Story
-from group_world import GroupWorld, Kind
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.assembly.log import StepLog
-from pipeline.errors import ServiceError
-from pipeline.messages.codec import encode
-from pipeline.messages.service import Acted, BehaviorSteps, Joined, Reported
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.log import StepLog
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.codec import encode
+from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
+from tests.assembly.group_pair import GroupPair, play
+from tests.assembly.group_story import Story
+from tests.assembly.group_world import GroupWorld, Kind
 
 MANY = 10**6
 
@@ -141,7 +141,7 @@ def _everybody(name: str, tick: int, n: int, group: int) -> BehaviorSteps:
     keys = slots // group + 1
     joined = None
     if not tick:
-        joined = Joined(
+        joined = AgentsStarted(
             slots=slots,
             agents=slots.astype(np.int64),
             groups=keys.astype(np.int64),
@@ -156,13 +156,13 @@ def _everybody(name: str, tick: int, n: int, group: int) -> BehaviorSteps:
         completed=np.array([n if tick else 0]),
         rows=np.array([[0, 0, 0 if joined is None else n, n, n]], np.int32),
         joined=joined,
-        reported=Reported(
+        reported=OutcomesReported(
             slots=slots,
             observations=(np.zeros((n, 8), np.float32),),
             rewards=np.ones(n, np.float32),
             group_rewards=None,
         ),
-        acted=Acted(
+        acted=ActionsChosen(
             slots=None,
             log_probs=np.zeros(n, np.float32),
             versions=np.zeros(n, np.int64),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from group_pair import GroupPair, play
-from group_records import GroupTwin
-from group_world import GroupWorld, Kind, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.codec import encode
+from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.codec import encode
+from tests.assembly.group_pair import GroupPair, play
+from tests.assembly.group_records import GroupTwin
+from tests.assembly.group_world import GroupWorld, Kind, parts_of
 
 MANY = 10**6
 NAMES = ("A", "B", "C")

@@ -6,18 +6,18 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from assembly_world import World, told
-from group_world import GroupWorld, Kind, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.assembly.group_assembler import GroupAssembler
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Joined, Segments
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import AgentsStarted, Segments
+from tests.assembly.assembly_world import World, told
+from tests.assembly.group_world import GroupWorld, Kind, parts_of
 
 
-def taught(joined: Joined | None) -> Joined | None:
+def taught(joined: AgentsStarted | None) -> AgentsStarted | None:
     """The lessons of a life, by its id."""
     return None if joined is None else replace(joined, lessons=joined.agents * 3 + 1)
 

@@ -6,14 +6,14 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
-from assembly_world import Tick, World, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Segments
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import Segments
+from tests.assembly.assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
+from tests.assembly.assembly_world import BehaviorTick, World, told
 
 
 class Pair:
@@ -30,7 +30,7 @@ class Pair:
         self.began: int | None = None
         self.orphaned = 0
 
-    def apply(self, ticks: list[Tick]) -> None:
+    def apply(self, ticks: list[BehaviorTick]) -> None:
         if self.began is None:
             self.began = ticks[0].produced_before
         for tick in ticks:

@@ -8,13 +8,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
-from assembly_world import Tick, World, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assembly.assembler import Assembler, Sizes
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import BehaviorSteps, Ended, Episodes, Joined, Reported, Segments
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import (
+    AgentsEnded,
+    AgentsStarted,
+    BehaviorSteps,
+    Episodes,
+    OutcomesReported,
+    Segments,
+)
+from tests.assembly.assembly_world import BehaviorTick, World, told
 
 MANY = 10**6
 
@@ -40,19 +47,21 @@ def wake(
     lives = joined or {}
     n = len(lives)
     rows = np.array(reported, np.int32)
-    report = Reported(slots=rows, observations=world._observations(len(rows)), rewards=np.ones(len(rows), np.float32))
+    report = OutcomesReported(
+        slots=rows, observations=world._observations(len(rows)), rewards=np.ones(len(rows), np.float32)
+    )
     for slot in reported:
         world._begin(slot, 0)
         world.lives[slot].state = "waiting"
     world._calm = True
     return told(
         [
-            Tick(
+            BehaviorTick(
                 number=number,
                 produced_before=before,
                 completed=completed,
                 lost=np.array(lost, np.int32) if lost else None,
-                ended=Ended(
+                ended=AgentsEnded(
                     slots=np.array(ended, np.int32),
                     observations=world._observations(len(ended)),
                     rewards=np.ones(len(ended), np.float32),
@@ -61,7 +70,7 @@ def wake(
                 )
                 if ended
                 else None,
-                joined=Joined(
+                joined=AgentsStarted(
                     slots=np.array(list(lives), np.int32),
                     agents=np.array(list(lives.values()), np.int64),
                     groups=np.zeros(n, np.int64),
@@ -170,7 +179,7 @@ def test_each_life_is_told_or_untold_once_or_still_lives(
     Only what is over before a new start of assembly has heard of it is in neither; who counts has to know of that.
     """
     world = World(random.Random(seed), grouped=grouped, masked=False, steady=steady)
-    assembler, lives = made(sizes), Lives()
+    assembler, lives = made(sizes), AgentEpisodes()
     found: list[Episodes] = []
     for number, batch in enumerate(batches):
         if number == restart:
@@ -191,7 +200,7 @@ def test_each_life_is_told_or_untold_once_or_still_lives(
     assert lengths == {life: lives.actions[life] for life in lives.told}
 
 
-class Lives:
+class AgentEpisodes:
     """What wake-ups say, slot by slot."""
 
     def __init__(self) -> None:
@@ -206,7 +215,7 @@ class Lives:
         self._late = set(self._slots.values())
         self._unheard = set(self._late)
 
-    def follow(self, tick: Tick) -> None:
+    def follow(self, tick: BehaviorTick) -> None:
         for slot in [] if tick.lost is None else tick.lost.tolist():
             self._end(self._slots.pop(slot), told=False)
         for slot in [] if tick.ended is None else tick.ended.slots.tolist():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.messages.service import Episodes, Permit, Produced, Segments
+from sparring.pipeline.messages.service import Episodes, ProducedSteps, Segments, StepAllowance
 
 
 def segments(
@@ -55,9 +55,9 @@ def segments(
     )
 
 
-def produced(steps: int, serial: int, allowance: int, agents: int) -> Produced:
+def produced(steps: int, serial: int, allowance: int, agents: int) -> ProducedSteps:
     """A source's word on where it stands."""
-    return Produced(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
+    return ProducedSteps(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Stepping:
         self.sizes = simulators
         self.computing = [False] * len(simulators)
         self.produced = 0
-        self.permit = Permit(serial=0, allowance=0)
+        self.permit = StepAllowance(serial=0, allowance=0)
         self.outbox: deque[Part] = deque()
         self.spoke = False
 
@@ -97,7 +97,7 @@ class Stepping:
 
     def give_back(self) -> None:
         if not self.sizes and self.permit.allowance > self.produced:
-            self.permit = Permit(serial=self.permit.serial, allowance=self.produced)
+            self.permit = StepAllowance(serial=self.permit.serial, allowance=self.produced)
 
 
 class Assembler:

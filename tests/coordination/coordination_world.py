@@ -14,10 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 
-from coordination_parts import Assembler, Message, Part, Stepping, produced, segments
-
-from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import Cut, LearnerState, Permit, Produced
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.messages.service import FlushRequest, LearnerState, ProducedSteps, StepAllowance
+from tests.coordination.coordination_parts import Assembler, Message, Part, Stepping, produced, segments
 
 
 class Pipeline:
@@ -48,7 +47,7 @@ class Pipeline:
         self.assemblers: dict[str, Assembler] = {}
         self.sources: dict[str, str] = {}
         self.executed: dict[str, int] = {}
-        self.cut_heard = Cut(serial=0, marks={})
+        self.cut_heard = FlushRequest(serial=0, marks={})
         self.unacknowledged: deque[Message] = deque()  # sent by assembly, kept until coordination lets go
         self.arrived = 0  # of these, how many coordination has got
         # coordination
@@ -58,9 +57,9 @@ class Pipeline:
         self.released = self.acknowledged_messages = 0
         self.heard: set[str] = set()
         self.saved = self._plain()
-        self.board_cut = Cut(serial=0, marks={})
-        self.board_permits: dict[str, Permit] = {}
-        self.board_stepping: dict[str, tuple[str, Produced | None]] = {}
+        self.board_cut = FlushRequest(serial=0, marks={})
+        self.board_permits: dict[str, StepAllowance] = {}
+        self.board_stepping: dict[str, tuple[str, ProducedSteps | None]] = {}
         # learning
         self.learner_start = 1
         self.version = 1
@@ -112,7 +111,7 @@ class Pipeline:
         if permit is None or permit.serial < stepping.permit.serial:
             return
         if permit.serial == stepping.permit.serial:
-            permit = Permit(serial=permit.serial, allowance=min(permit.allowance, stepping.permit.allowance))
+            permit = StepAllowance(serial=permit.serial, allowance=min(permit.allowance, stepping.permit.allowance))
         stepping.permit = permit
 
     # ---------------------------------------------------------------- assembly
@@ -230,8 +229,8 @@ class Pipeline:
     def _plain(self) -> str:
         return json.dumps({"ledger": self.ledger.to_plain(), "taken": self.taken_before + self.acknowledged})
 
-    def _new_ledger(self) -> Ledger:
-        return Ledger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
+    def _new_ledger(self) -> StepLedger:
+        return StepLedger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
 
     # ---------------------------------------------------------------- learning
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.coordination.opponents import Elsewhere
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.messages.matches import Draw, Results
-from pipeline.messages.service import PolicyWeights
-from pipeline.specs import BehaviorId
+from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.messages.matches import Matchup, Results
+from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.specs import BehaviorId
 
 FAR = 10**9
 Layout = Mapping[str, tuple[int, ...]]
@@ -46,7 +46,7 @@ def make(
     seed: int = 0,
     places: int = 4,
     lockstep: bool = False,
-    elsewhere: Mapping[str, Sequence[Elsewhere]] | None = None,
+    elsewhere: Mapping[str, Sequence[ExternalOpponent]] | None = None,
     per_name: Mapping[str, Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> SelfPlay:
@@ -85,7 +85,7 @@ def results(
     )
 
 
-def draws(rules: Any) -> tuple[Draw, ...]:
+def draws(rules: Any) -> tuple[Matchup, ...]:
     assert rules.assignment is not None
     return tuple(rules.assignment.draws)
 
@@ -159,7 +159,7 @@ def one_settings() -> Any:
 
 
 @dataclass
-class Heard:
+class PlayerMessage:
     """Where the learners and ghosts of a history stand, of each name."""
 
     version: int = 1
@@ -173,7 +173,7 @@ class Source:
     def __init__(self, layout: Layout, ends: Mapping[str, int]) -> None:
         self.names = list(layout)
         self.ends = ends
-        self.stands = {name: Heard() for name in layout}
+        self.stands = {name: PlayerMessage() for name in layout}
 
     def say(self, event: Event) -> tuple[str, str, int, int]:
         """Returns what is said: kind, name, version or steps, trained."""

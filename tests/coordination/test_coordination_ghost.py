@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 
-from coordination_parts import produced, segments
-from coordination_world import Pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import LearnerState
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.messages.service import LearnerState
+from tests.coordination.coordination_parts import produced, segments
+from tests.coordination.coordination_world import Pipeline
 
 
 class Playing(Pipeline):
@@ -158,7 +158,7 @@ def state(start: int, taken: int, ghost: int | None = None) -> LearnerState:
     )
 
 
-def terms(ledger: Ledger) -> tuple[int, int, int, int]:
+def terms(ledger: StepLedger) -> tuple[int, int, int, int]:
     books = ledger.books()
     assert books.produced == books.trained + books.ghost + books.stale + books.lost + books.open
     return books.produced, books.ghost, books.lost, books.open
@@ -166,7 +166,7 @@ def terms(ledger: Ledger) -> tuple[int, int, int, int]:
 
 def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_forgotten() -> None:
     """Of 30 steps taken it had said 20: those are ghost, 10 are lost, and the new start adds its own."""
-    ledger = Ledger(buffer_size=64, overlap=0)
+    ledger = StepLedger(buffer_size=64, overlap=0)
     ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
     message = segments("stepping-0.1", "assembly.1", 1, steps=40, began=0, received=50, orphaned=0)
     ledger.routed(message)
@@ -182,7 +182,7 @@ def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_fo
 
 def test_a_player_heard_of_first_when_it_has_played_loses_nothing() -> None:
     """Its board says the latest state only."""
-    ledger = Ledger(buffer_size=64, overlap=0)
+    ledger = StepLedger(buffer_size=64, overlap=0)
     ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
     assert ledger.learner(state(1, 40), taken_earlier=0) == 0
     assert terms(ledger) == (50, 40, 0, 10)
@@ -192,7 +192,7 @@ def test_a_player_heard_of_first_when_it_has_played_loses_nothing() -> None:
 
 def test_ghosts_leave_room_for_as_many_steps() -> None:
     """The permit goes on by what was played, and not further."""
-    ledger = Ledger(buffer_size=10, overlap=0)
+    ledger = StepLedger(buffer_size=10, overlap=0)
     ledger.stepped("stepping-0.1", produced(0, 0, 0, 2))
     allowances = []
     for played in range(0, 60, 10):
@@ -206,10 +206,10 @@ def test_ghosts_leave_room_for_as_many_steps() -> None:
 
 def test_ghosts_survive_the_disk() -> None:
     """A ledger that was saved and restored counts on from the player's last word."""
-    ledger = Ledger(buffer_size=10, overlap=1)
+    ledger = StepLedger(buffer_size=10, overlap=1)
     ledger.stepped("stepping-0.1", produced(30, 0, 0, 2))
     ledger.learner(state(1, 12), taken_earlier=0)
-    again = Ledger(buffer_size=10, overlap=1)
+    again = StepLedger(buffer_size=10, overlap=1)
     again.restore(json.loads(json.dumps(ledger.to_plain())))
     assert terms(again) == terms(ledger) == (30, 12, 0, 18)
     again.learner(state(1, 15), taken_earlier=0)

@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from coordination_parts import produced, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import LearnerState
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.messages.service import LearnerState
+from tests.coordination.coordination_parts import produced, segments
 
 SOURCE, MAX_LAG = "stepping-0.1", 3
 
@@ -37,7 +37,7 @@ class Timed:
     most: int = 0
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(buffer_size=self.buffer_size, overlap=self.overlap)
+        self.ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap)
         self.open: list[list[int]] = [[] for _ in range(self.agents)]
         self.closed: list[list[int]] = []
         self.buffer: deque[list[int]] = deque()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 
-from coordination_world import Pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.coordination.ledger import Ledger
+from sparring.pipeline.coordination.ledger import StepLedger
+from tests.coordination.coordination_world import Pipeline
 
 
 def pipelines(
@@ -180,7 +180,7 @@ def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, bef
     run(pipeline, before)
     ledger = pipeline.ledger
     plain = json.loads(json.dumps(ledger.to_plain()))
-    twin = Ledger(buffer_size=pipeline.buffer_size, overlap=pipeline.overlap, processes=pipeline.processes)
+    twin = StepLedger(buffer_size=pipeline.buffer_size, overlap=pipeline.overlap, processes=pipeline.processes)
     twin.restore(json.loads(json.dumps(plain)))
     again = json.dumps(plain)
     twin.restore(plain)

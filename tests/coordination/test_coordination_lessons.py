@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.coordination.lessons import MOST_RECENT, RECENT, Change, Criterion, Lesson, Lessons, Measure, Update
-from pipeline.messages.service import Episodes
+from sparring.pipeline.coordination.lessons import (
+    MOST_RECENT,
+    RECENT,
+    Change,
+    Criterion,
+    Lesson,
+    Lessons,
+    Measure,
+    WeightsUpdate,
+)
+from sparring.pipeline.messages.service import Episodes
 
 
 def lesson(number: int, criterion: Criterion | None = None) -> Lesson:
@@ -66,7 +75,7 @@ class School:
         if not stale:
             self.produced[behavior] = self.produced.get(behavior, 0) + 10
         done = self.produced.get(behavior, 0)
-        update = Update(version=self.version, progress=progress, rating=rating, done=done)
+        update = WeightsUpdate(version=self.version, progress=progress, rating=rating, done=done)
         return self.lessons.updated(behavior, update, self.produced)
 
     def number(self, name: str = "x") -> int:
@@ -206,7 +215,7 @@ def test_the_order_in_which_two_behaviors_are_heard_of_decides_nothing(first: st
     school.produced = {"A": 40, "B": 50}
 
     def update(behavior: str, version: int) -> None:
-        one = Update(version=version, progress=0.5, rating=None, done=school.produced[behavior])
+        one = WeightsUpdate(version=version, progress=0.5, rating=None, done=school.produced[behavior])
         school.lessons.updated(behavior, one, school.produced)
 
     update(first, 2)
@@ -263,7 +272,7 @@ def test_lessons_only_go_on_by_one_and_a_restart_changes_nothing(criteria: list[
                 one.ended(behavior, episodes(value, one.serial))
         else:
             version, done = version + 1, done + 10
-            update = Update(version=version, progress=value, rating=3 * value, done=done)
+            update = WeightsUpdate(version=version, progress=value, rating=3 * value, done=done)
             changes = lessons.updated(behavior, update, {"A": done, "B": done})
             assert changes == twin.updated(behavior, update, {"A": done, "B": done})
             for change in changes:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from self_play_world import FAR, begun, draws, ghosts_by_place, results, seat
 
-from pipeline.coordination.opponents import Elsewhere
-from pipeline.coordination.ratings import Ratings, expected
-from pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.ratings import Ratings, expected
+from sparring.pipeline.coordination.self_play import SelfPlay
+from tests.coordination.self_play_world import FAR, begun, draws, ghosts_by_place, results, seat
 
 RATING = st.floats(-1000, 4000)
 A0, A1, A2, B1, C2 = seat("A", 0), seat("A", 1), seat("A", 2), seat("B", 1), seat("C", 2)
@@ -206,7 +206,7 @@ def test_a_simulator_that_plays_the_other_team_itself_is_rated_as_scripted() -> 
 
 def test_an_opponent_from_elsewhere_is_rated_under_its_label() -> None:
     """With `initial_elo`, not the learner's rating: it is no copy of it."""
-    rules = begun({"A": (0, 1)}, elsewhere={"A": [Elsewhere("old", 1e12)]}, save_steps=10)
+    rules = begun({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("old", 1e12)]}, save_steps=10)
     (line,) = two(rules, 0.0)
     assert line["players"] == {A0: "A", A1: "old"}
     assert (rules.ratings.elo["A"], rules.ratings.elo["old"]) == (1192, 1208)

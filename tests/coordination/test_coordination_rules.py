@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from coordination_parts import produced, segments
 
-from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import LearnerState, Mark
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.messages.service import LearnerState, Mark
+from tests.coordination.coordination_parts import produced, segments
 
 
-def ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> Ledger:
-    return Ledger(buffer_size=buffer_size, overlap=overlap, processes=processes)
+def ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> StepLedger:
+    return StepLedger(buffer_size=buffer_size, overlap=overlap, processes=processes)
 
 
 def state(start: int = 1, **changed: Any) -> LearnerState:
@@ -283,7 +283,7 @@ def test_what_a_dead_learner_had_taken_and_assembly_kept_comes_again_and_is_not_
     assert twin.taken_earlier == 60
 
 
-def held_by_two_that_died() -> Ledger:
+def held_by_two_that_died() -> StepLedger:
     """Of an assembly start two messages came, of which the learner has the first; then both died."""
     books = ledger()
     books.serve("learning-B.1")

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from self_play_world import (
+
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.specs import BehaviorId
+from tests.coordination.self_play_world import (
     FAR,
     LAYOUTS,
     Event,
@@ -26,10 +30,6 @@ from self_play_world import (
     seat,
     tell,
 )
-
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.specs import BehaviorId
 
 
 class Beside:

@@ -7,20 +7,20 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordination_parts import produced, segments
-from coordination_world import Pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.coordination.ledger import Ledger
-from pipeline.messages.service import Produced
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.messages.service import ProducedSteps
+from tests.coordination.coordination_parts import produced, segments
+from tests.coordination.coordination_world import Pipeline
 
 
-def ledger(**said: Any) -> Ledger:
-    return Ledger(buffer_size=20, overlap=1, **said)
+def ledger(**said: Any) -> StepLedger:
+    return StepLedger(buffer_size=20, overlap=1, **said)
 
 
-def told(steps: int, ghosts: int, *, agents: int = 4) -> Produced:
+def told(steps: int, ghosts: int, *, agents: int = 4) -> ProducedSteps:
     return replace(produced(steps, 0, 0, agents), ghosts=ghosts)
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 from scipy.stats import binomtest, chisquare
-from self_play_world import FAR, begun, draws, results, seat
 
-from pipeline.coordination.opponents import Elsewhere
-from pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.self_play import SelfPlay
+from tests.coordination.self_play_world import FAR, begun, draws, results, seat
 
 GHOST = seat("A", 1)
 LEARNER = seat("A", 0)
@@ -105,7 +105,7 @@ def test_uniform_sampling_does_not_care_who_wins() -> None:
 
 def test_opponents_from_elsewhere_are_drawn_by_their_weights() -> None:
     """All snapshots of the run together have weight 1; numbers from elsewhere are negative."""
-    strangers = {"A": [Elsewhere("old", 2.0), Elsewhere("bot", 1.0)]}
+    strangers = {"A": [ExternalOpponent("old", 2.0), ExternalOpponent("bot", 1.0)]}
     drawn = Counter(itertools.chain(*crossings(with_window(3, elsewhere=strangers), 400)))
     own = sum(count for number, count in drawn.items() if number > 0)
     assert (

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from self_play_world import (
+
+from sparring.pipeline.coordination import ghosts as ghosts_module
+from sparring.pipeline.coordination.ghosts import MATCHES_FILE, Ghosts
+from sparring.pipeline.coordination.opponents import ExternalOpponent
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.errors import ServiceError
+from tests.coordination.self_play_world import (
     FAR,
     LAYOUTS,
     Event,
@@ -31,13 +38,6 @@ from self_play_world import (
     tell,
     weights,
 )
-
-from pipeline.coordination import ghosts as ghosts_module
-from pipeline.coordination.ghosts import MATCHES_FILE, Ghosts
-from pipeline.coordination.opponents import Elsewhere
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.coordination.snapshots import Snapshots
-from pipeline.errors import ServiceError
 
 KINDS = ("weights", "weights", "ghosts", "ghosts", "back", "match", "match")
 
@@ -81,7 +81,7 @@ def test_rules_that_were_stopped_go_on_as_those_that_were_not(
     stop: int,
 ) -> None:
     """Same assignments, ratings, records and counters after every event; boards tell the latest weights again."""
-    elsewhere = {"A": [Elsewhere(f"old {at}", 0.5) for at in range(strangers)]}
+    elsewhere = {"A": [ExternalOpponent(f"old {at}", 0.5) for at in range(strangers)]}
     said = {"lockstep": lockstep, "elsewhere": elsewhere, "opponent_sampling": sampling, "max_steps": 300, **own}
     one = other = begun(layout, **said)
     sources = [Source(layout, dict.fromkeys(layout, 300)) for _ in range(2)]
@@ -106,8 +106,8 @@ def test_rules_that_were_stopped_go_on_as_those_that_were_not(
 def test_a_restored_run_finds_opponents_from_elsewhere_under_their_old_numbers() -> None:
     """Whatever order they are named in now; one that is not wanted any more is not drawn again."""
     said: dict[str, Any] = {"swap_steps": 1, "window": 1}
-    one = begun({"A": (0, 1)}, elsewhere={"A": [Elsewhere("x", 50.0), Elsewhere("y", 50.0)]}, **said)
-    other = make({"A": (0, 1)}, elsewhere={"A": [Elsewhere("z", 50.0), Elsewhere("y", 50.0)]}, **said)
+    one = begun({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("x", 50.0), ExternalOpponent("y", 50.0)]}, **said)
+    other = make({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("z", 50.0), ExternalOpponent("y", 50.0)]}, **said)
     other.restore(through_json(one.to_plain()))
     other.weights("A", 1, 0)
     seen = set()
@@ -392,7 +392,7 @@ def test_a_killed_run_goes_on_from_its_last_saved_state(layout: Layout, history:
 def test_weights_from_elsewhere_are_published_under_their_number(tmp_path: Path) -> None:
     """They are the run's own only by name: the number is negative, and no snapshot of them is made."""
     stranger = weights("A", -1)
-    rules = make({"A": (0, 1)}, elsewhere={"A": [Elsewhere("old", 1e12)]})
+    rules = make({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("old", 1e12)]})
     board = NotingBoard()
     ghosts = Ghosts(rules, tmp_path, {("A", -1): stranger}, board)
     ghosts.stepped({"A": (0, 1)}, {})
@@ -409,7 +409,11 @@ def test_players_of_a_folder_are_loaded_under_negative_numbers(tmp_path: Path) -
     folder = Snapshots(tmp_path / ghosts_module.PLAYERS_FOLDER)
     for version in (1, 2):
         folder.save(weights("A", version, trained=version))
-    players = [Elsewhere("one", 1.0), Elsewhere("two", 1.0), Elsewhere("simulator/keeper", 1.0, "keeper")]
+    players = [
+        ExternalOpponent("one", 1.0),
+        ExternalOpponent("two", 1.0),
+        ExternalOpponent("simulator/keeper", 1.0, "keeper"),
+    ]
     found = ghosts_module.elsewhere(tmp_path, {"A": players})
     assert {key: (one.version, one.trained, one.script) for key, one in found.items()} == {
         ("A", -1): (-1, 1, ""),
@@ -417,7 +421,7 @@ def test_players_of_a_folder_are_loaded_under_negative_numbers(tmp_path: Path) -
         ("A", -3): (-3, 0, "keeper"),
     }
     with pytest.raises(ServiceError, match="expected"):
-        ghosts_module.elsewhere(tmp_path, {"A": [*players, Elsewhere("four", 1.0)]})
+        ghosts_module.elsewhere(tmp_path, {"A": [*players, ExternalOpponent("four", 1.0)]})
 
 
 def test_mean_and_spread_of_the_opponents_ratings_are_those_of_the_window(tmp_path: Path) -> None:
@@ -455,7 +459,7 @@ def test_weights_that_a_full_disk_refused_are_not_forgotten_for_the_next(
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.coordination.snapshots.write_atomically", full)
+        patch.setattr("sparring.pipeline.coordination.snapshots.write_atomically", full)
         for version in (2, 3):
             with pytest.raises(OSError, match="no room"):
                 run.ghosts.weights(weights("A", version, 10 * version))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from pipeline.errors import ServiceError
-from services.coordinator import STATE_FILE, Coordination
+from sparring.pipeline.errors import ServiceError
+from sparring.services.stages.coordinator import STATE_FILE, Coordination
 
 
 def coordination_in(folder: Path) -> Coordination:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.coordination.snapshots import Snapshots
-from pipeline.errors import ServiceError
-from pipeline.messages.service import PolicyWeights
+from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.service import PolicyWeights
 
 
 def policy(version: int, *, name: str = "Soccer", network: str = "") -> PolicyWeights:

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from self_play_world import draws, results, seat
 
-from pipeline.coordination.tournament import Tournament
-from pipeline.messages.matches import NOBODY, Draw
-from pipeline.messages.simulator import Ends
-from pipeline.playing.standings import counted, standings
-from pipeline.specs import BehaviorId
-from pipeline.stepping.agents import Roster, SlotTable
-from pipeline.stepping.matches import Matches
+from sparring.pipeline.coordination.tournament import Tournament
+from sparring.pipeline.evaluation.standings import counted, standings
+from sparring.pipeline.messages.matches import NOBODY, Matchup
+from sparring.pipeline.messages.simulator import Ends
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.agents import Roster, SlotTable
+from sparring.pipeline.stepping.matches import Matches
+from tests.coordination.self_play_world import draws, results, seat
 
 LineUp = tuple[str, ...]
 Outcome = Callable[[random.Random, LineUp], tuple[float, float]]
 """Decides a match: score of the first team, and how long it takes."""
 
 
-def labels(tournament: Tournament, one: Draw) -> LineUp:
+def labels(tournament: Tournament, one: Matchup) -> LineUp:
     """Player of each team, in the order of teams."""
     by_team = {BehaviorId.parse(name).team: tournament.player("", number) for name, number in one.ghosts.items()}
     return tuple(by_team[team] for team in sorted(by_team))
@@ -266,7 +266,7 @@ def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
     assert tournament.complete
 
 
-def shown(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Draw]:
+def shown(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Matchup]:
     for name, teams in steps:
         tournament.seats(name, teams)
         if tournament.assignment is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.demonstrations.pairing import ActionsOf
+from sparring.pipeline.demonstrations.pairing import ActionsOf
 
 VARINT, BLOCK, FOUR_BYTES = 0, 2, 5
 

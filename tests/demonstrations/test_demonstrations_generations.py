@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import demo_writer as writer
 import pytest
 
-from pipeline.demonstrations.episodes import RecordingError
-from pipeline.demonstrations.library import load
-from pipeline.demonstrations.pairing import FORCED, ActionsOf, Pairing
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import BehavioralCloningSettings, GailSettings, RewardSignals, TrainerSettings
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services.__main__ import main
+import tests.demonstrations.demo_writer as writer
+from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.library import load
+from sparring.pipeline.demonstrations.pairing import FORCED, ActionsOf, Pairing
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, GailSettings, RewardSignals, TrainerSettings
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.main import main
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="obs_0", shape=(2,)),), actions=ActionSpec(continuous=1))
 VALUES = {"own": [0.25, 0.5, None], "previous": [0.0, 0.25, 0.5], "neither": [0.25, 0.5, 0.75]}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.demonstrations.episodes import SUFFIX, Arrays, Recording, RecordingError, encode
-from pipeline.demonstrations.library import FEWEST_TO_SPLIT, Demonstrations, load
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.demonstrations.episodes import SUFFIX, Arrays, Recording, RecordingError, encode
+from sparring.pipeline.demonstrations.library import FEWEST_TO_SPLIT, Demonstrations, load
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 VECTOR = ObservationSpec(name="place", shape=(2,))
 IMAGE = ObservationSpec(name="eye", shape=(3, 4, 4), dtype="uint8", kind="image")

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.demonstrations.episodes import SUFFIX, encode, read
-from pipeline.demonstrations.tape import ByAgent, Tape
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.game import decisions, ends
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.demonstrations.episodes import SUFFIX, encode, read
+from sparring.pipeline.demonstrations.tape import ByAgent, Tape
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     observations=(
@@ -31,7 +31,7 @@ TEAMS = (0, 3)
 
 
 @dataclass
-class Life:
+class AgentEpisode:
     """One life as the twin knows it.
 
     Attributes:
@@ -52,8 +52,8 @@ class World:
         self.rng = rng
         self.draw = np.random.default_rng(rng.randrange(2**32))
         self.tape = tape
-        self.lives: list[Life] = []
-        self.living: dict[tuple[int, int], Life] = {}
+        self.lives: list[AgentEpisode] = []
+        self.living: dict[tuple[int, int], AgentEpisode] = {}
         self.says = rng.choice([0.0, 0.5, 1.0])
 
     def frame(self) -> None:
@@ -93,7 +93,7 @@ class World:
             "did_discrete": self.draw.integers(0, 2, (n, 2)) if self.rng.random() < self.says else None,
         }
 
-    def outcome(self, life: Life, columns: dict[str, Any], row: int) -> None:
+    def outcome(self, life: AgentEpisode, columns: dict[str, Any], row: int) -> None:
         names = ("rewards", "group_rewards", "did_continuous", "did_discrete")
         life.steps[-1] |= {name: None if columns[name] is None else columns[name][row] for name in names}
 
@@ -115,7 +115,7 @@ class World:
             if (team, agent) in self.living:
                 self.outcome(self.living[team, agent], columns, row)
             else:
-                self.lives.append(Life(len(self.lives) + 1, team))
+                self.lives.append(AgentEpisode(len(self.lives) + 1, team))
                 self.living[team, agent] = self.lives[-1]
             self.living[team, agent].steps.append(
                 {
@@ -139,7 +139,7 @@ class World:
         )
 
 
-def expected(lives: list[Life], column: str) -> list[Any]:
+def expected(lives: list[AgentEpisode], column: str) -> list[Any]:
     """A column per step of the file, made one step at a time."""
     found = []
     for life in lives:

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import demo_writer as writer
 import numpy as np
 import pytest
-from demo_writer import NONE, TRANSLATION, VARIABLE, Played
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.demonstrations import episodes, unity
-from pipeline.demonstrations.episodes import Recording, RecordingError
-from pipeline.demonstrations.pairing import ActionsOf, Pairing
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.unity import messages as schema
+import tests.demonstrations.demo_writer as writer
+from sparring.pipeline.bridges.unity import messages as schema
+from sparring.pipeline.demonstrations import episodes, unity
+from sparring.pipeline.demonstrations.episodes import Recording, RecordingError
+from sparring.pipeline.demonstrations.pairing import ActionsOf, Pairing
+from sparring.pipeline.errors import install_command
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.demonstrations.demo_writer import NONE, TRANSLATION, VARIABLE, Played
 
 ACTIONS = ActionSpec(continuous=2, discrete=(3, 2))
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="obs_0", shape=(3,)),), actions=ACTIONS)
@@ -661,4 +662,4 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, library, None)
     name = {"google.protobuf": "protobuf", "PIL": "pillow"}[library]
     error = refused(two([writer.packed(data, [3, 4, 5], CHW)]), f"no library {name}")
-    assert error.remedy == "pip install 'sparring[unity]'"
+    assert error.remedy == install_command("unity")

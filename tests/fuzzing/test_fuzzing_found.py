@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import Step
-from pipeline.stepping.stepper import Stepper
-from scripts.fuzzing import protocol
-from scripts.fuzzing.protocol import sequence
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import Step
+from sparring.pipeline.stepping.stepper import Stepper
+from tests.fuzzers import protocol
+from tests.fuzzers.protocol import sequence
 
 HELLO = ("_say_hello", bytes([1, 0]))
 TWO_AGENTS = ("_say_step", bytes([0, 2, 0, 101, 102]))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import CodecError
-from pipeline.messages import codec
-from pipeline.messages.schema import TAGS
-from pipeline.queues.wire import Grant
-from pipeline.stepping import stepper
-from scripts.fuzzing import engine, protocol, services, simulator, unity
-from scripts.fuzzing.__main__ import TARGETS, load
-from scripts.fuzzing.target import Target, Violation
+from sparring.pipeline.errors import CodecError
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.schema import TAGS
+from sparring.pipeline.queues.wire import Grant
+from sparring.pipeline.stepping import stepper
+from tests.fuzzers import engine, protocol, services, simulator, unity
+from tests.fuzzers.__main__ import TARGETS, load
+from tests.fuzzers.target import Target, Violation
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_the_seeds_of_the_protocol_complete_steps_of_learners_and_of_ghosts(monk
 def test_the_seeds_of_a_unity_player_are_understood_to_the_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     farewells = []
 
-    class Heard(unity.Conversation):
+    class Attentive(unity.PlayerConversation):
         def hear(self, content: bytes) -> Any:
             heard = super().hear(content)
             farewells.append(heard.farewell is not None)
             return heard
 
-    monkeypatch.setattr(unity, "Conversation", Heard)
+    monkeypatch.setattr(unity, "PlayerConversation", Attentive)
     for seed in unity.seeds():
         farewells.clear()
         unity.one_input(seed)

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from pipeline.learning.checkpoints import Checkpoint
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 VECTOR = ObservationSpec(name="vector", shape=(5,))
 FAR = ObservationSpec(name="far", shape=(3,))

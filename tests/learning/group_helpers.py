@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from group_lives import OWN, Decision, Group, Member
-from learning_helpers import no_episodes
 from torch.distributions import Categorical, Normal
 
-from pipeline.actions import previous_features
-from pipeline.learning.group_buffer import GroupBatch, GroupBuffer, Members
-from pipeline.learning.poca import POCA
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.messages.service import Mates, Segments, Shared
-from pipeline.networks.actor import Actor
-from pipeline.networks.group_critic import Moments
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer, GroupMembers
+from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.group_critic import GroupTimesteps
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.specs import BehaviorSpec
+from tests.learning.group_lives import OWN, Decision, Group, Member
+from tests.learning.learning_helpers import no_episodes
 
 LENGTH, MEMORY, GAMMA, LAMBDA, STRENGTH = 3, 6, 0.9, 0.8, 1.5
 
@@ -71,7 +71,7 @@ def record(
             ended=np.array([group.over for group in groups], np.bool_),
             rewards=np.concatenate([np.zeros(0, np.float32), *(group.rewards for group in groups)]),
             mates=tuple(
-                Mates(behavior=name, **_shown(groups, name, spec))
+                TeammateSegments(behavior=name, **_shown(groups, name, spec))
                 for name, spec in specs.items()
                 if name != OWN and any(group.of(name) for group in groups)
             ),
@@ -141,8 +141,8 @@ def same_batch(one: GroupBatch, other: GroupBatch) -> None:
             np.testing.assert_array_equal(got, expected, name)
 
 
-def _same_members(one: Members, other: Members) -> None:
-    for name in (part.name for part in fields(Members)):
+def _same_members(one: GroupMembers, other: GroupMembers) -> None:
+    for name in (part.name for part in fields(GroupMembers)):
         got, expected = getattr(one, name), getattr(other, name)
         if isinstance(got, tuple):
             for ours, theirs in zip(got, expected, strict=True):
@@ -220,7 +220,7 @@ def _previous(poca: POCA, member: Member, decision: Decision) -> np.ndarray:
     return np.zeros(poca.actor.encoder.previous, np.float32)
 
 
-def moment(poca: POCA, group: Group, time: int) -> tuple[Moments, list[Member]]:
+def moment(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[Member]]:
     """What a critic is shown of one moment, with the baselines of all of ours that are there; and who these are."""
     there = group.there(time)
     assert there
@@ -233,7 +233,7 @@ def moment(poca: POCA, group: Group, time: int) -> tuple[Moments, list[Member]]:
         actions.append(torch.cat(done) if done else None)
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
-    shown = Moments(
+    shown = GroupTimesteps(
         inputs=tuple(inputs),
         actions=tuple(actions),
         rows=torch.arange(count),

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.networks.actor import Acting, Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.networks.actor import Actor, InferenceActor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 OWN = "Walker"
 PLAIN = BehaviorSpec(
@@ -50,7 +50,7 @@ def specs_of(own: BehaviorSpec = PLAIN, mates: int = 0) -> dict[str, BehaviorSpe
 
 @dataclass(eq=False)
 class Decision:
-    """What a member saw and did; `time` is the group's: of its life in a `Stay`, of the segment in a `Member`."""
+    """What a member saw and did; `time` is the group's: of its life in a `MemberStay`, of the segment in a `Member`."""
 
     time: int
     seen: tuple[np.ndarray, ...]
@@ -65,7 +65,7 @@ class Decision:
 
 
 @dataclass(eq=False)
-class Stay:
+class MemberStay:
     """A member in a group's life; `last` is what it saw when it ended."""
 
     name: str
@@ -151,12 +151,12 @@ class World:
         if actor is None:
             network = NetworkSettings(hidden_units=8, vis_encode_type="match3")
             actor = Actor(specs[OWN], network, torch.Generator().manual_seed(seed))
-        self.acting: Acting = actor.frozen()
+        self.acting: InferenceActor = actor.frozen()
         self.version = 1
         self._lives = self._groups = 0
         self._carried: dict[int, np.ndarray] = {}
 
-    def story(self, times: int = 8, most: int = 4, over: bool | None = None) -> tuple[list[Stay], int, bool]:
+    def story(self, times: int = 8, most: int = 4, over: bool | None = None) -> tuple[list[MemberStay], int, bool]:
         """The stays of one group's life, its times, and whether it ended; where `over` is None as chance has it."""
         random, over = self.random, self.random.random() < 0.5 if over is None else over
         stays = [self._newcomer(OWN)]
@@ -201,22 +201,24 @@ class World:
 
     # ------------------------------------------------------------ inside
 
-    def _newcomer(self, name: str | None = None) -> Stay:
+    def _newcomer(self, name: str | None = None) -> MemberStay:
         self._lives += 1
-        return Stay(list(self.specs)[self.random.integers(len(self.specs))] if name is None else name, self._lives)
+        return MemberStay(
+            list(self.specs)[self.random.integers(len(self.specs))] if name is None else name, self._lives
+        )
 
-    def _leave(self, one: Stay, time: int) -> None:
+    def _leave(self, one: MemberStay, time: int) -> None:
         one.end, one.interrupted = time, bool(self.random.random() < 0.5)
         actions = self.specs[one.name].actions
         nothing = np.zeros(actions.continuous, np.float32), np.zeros(len(actions.discrete), np.int32)
         one.last = Decision(time, observed(self.specs[one.name], self.random), *nothing)
 
     @staticmethod
-    def _stays(one: Stay) -> Stay:
+    def _stays(one: MemberStay) -> MemberStay:
         one.end, one.last = None, None
         return one
 
-    def _decide(self, one: Stay, time: int) -> Decision:
+    def _decide(self, one: MemberStay, time: int) -> Decision:
         spec, random = self.specs[one.name], self.random
         seen = observed(spec, random)
         if one.name != OWN:
@@ -233,14 +235,14 @@ class World:
             time, seen, continuous[0], discrete[0], float(log_prob[0]), mask[0], before, *rewards, self.version
         )
 
-    def _segment(self, stays: list[Stay], begin: int, end: int, over: bool) -> Group:
+    def _segment(self, stays: list[MemberStay], begin: int, end: int, over: bool) -> Group:
         members = [one for stay in stays if (one := _member(stay, begin, end, over)) is not None]
         order = self.random.permutation(len(members)).tolist()
         rewards = self.random.standard_normal(end - begin).astype(np.float32)
         return Group(self._groups, end - begin, over, rewards, [members[at] for at in order])
 
 
-def _member(stay: Stay, begin: int, end: int, over: bool) -> Member | None:
+def _member(stay: MemberStay, begin: int, end: int, over: bool) -> Member | None:
     """A stay within the group times from `begin` to `end`; None where it has no part in them.
 
     A decision is a step where it was completed, by the next one or by the end. The one under way follows, and is the

@@ -7,14 +7,14 @@ from collections import deque
 import numpy as np
 import torch
 
-from pipeline.actions import to_environment
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.messages.service import Episodes, Segments
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 HYBRID = BehaviorSpec(
     observations=(ObservationSpec(name="near", shape=(3,)), ObservationSpec(name="far", shape=(2,))),

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.learning import parameters
-from pipeline.learning.signals import rnd
+from sparring.pipeline.learning import parameters
+from sparring.pipeline.learning.signals import rnd
 
 ELSEWHERE: Final = torch.device("meta")
 """Its name: that of the one device besides the processor with which every PyTorch can derive."""

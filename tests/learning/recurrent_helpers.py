@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.actions import previous_features
-from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import PPO
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 LENGTH, MEMORY = 3, 6
 VECTOR = ObservationSpec(name="state", shape=(3,))

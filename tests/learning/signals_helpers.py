@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from group_lives import World
-from learning_helpers import no_episodes
 from torch import nn
 
-from pipeline.demonstrations.episodes import SUFFIX, Recording, encode
-from pipeline.demonstrations.library import Demonstrations
-from pipeline.learning.buffer import Batch
-from pipeline.learning.settings import (
+from sparring.pipeline.demonstrations.episodes import SUFFIX, Recording, encode
+from sparring.pipeline.demonstrations.library import Demonstrations
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.settings import (
     BehavioralCloningSettings,
     CuriositySettings,
     ExtrinsicSettings,
@@ -24,10 +22,12 @@ from pipeline.learning.settings import (
     RndSettings,
     TrainerSettings,
 )
-from pipeline.learning.signals.steps import Steps
-from pipeline.messages.service import Segments
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.group_lives import World
+from tests.learning.learning_helpers import no_episodes
 
 NAMES = ("extrinsic", "gail", "curiosity", "rnd")
 LENGTH, MEMORY = 3, 6

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_helpers import segments
 
-from pipeline.learning.buffer import SegmentBuffer
+from sparring.pipeline.learning.buffer import SegmentBuffer
+from tests.learning.learning_helpers import segments
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from learning_helpers import HYBRID, segments, small_settings
 
-from pipeline.errors import CheckpointError
-from pipeline.learning import checkpoints
-from pipeline.learning.checkpoints import CheckpointFolder, DamagedCheckpoint, load
-from pipeline.learning.learner import Learner
-from pipeline.networks.arrays import weights_sha256
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.learning import checkpoints
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, DamagedCheckpoint, load
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.networks.arrays import weights_sha256
+from tests.learning.learning_helpers import HYBRID, segments, small_settings
 
 
 def state_at(trained, version=1):

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_helpers import HYBRID, small_settings
 
-from pipeline.errors import CheckpointError
-from pipeline.learning import checkpoints
-from pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, DamagedCheckpoint, load
-from pipeline.learning.learner import Learner
-from pipeline.networks.arrays import weights_sha256
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.learning import checkpoints
+from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, DamagedCheckpoint, load
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.networks.arrays import weights_sha256
+from tests.learning.learning_helpers import HYBRID, small_settings
 
 FILES = ("state.json", "weights.safetensors", "optimizer.safetensors")
 STATE = Checkpoint(

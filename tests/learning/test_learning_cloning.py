@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_helpers import batch_of
-from group_lives import OWN, specs_of
-from signals_helpers import (
+
+from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.library import Demonstrations
+from sparring.pipeline.learning.cloning import Cloning, imitation_loss
+from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.group_helpers import batch_of
+from tests.learning.group_lives import OWN, specs_of
+from tests.learning.signals_helpers import (
     LENGTH,
     MEMORY,
     SPECS,
@@ -32,15 +41,6 @@ from signals_helpers import (
     world,
     write,
 )
-
-from pipeline.demonstrations.episodes import RecordingError
-from pipeline.demonstrations.library import Demonstrations
-from pipeline.learning.cloning import Cloning, imitation_loss
-from pipeline.learning.poca import POCA
-from pipeline.learning.ppo import PPO
-from pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
-from pipeline.networks.actor import Actor
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 HYBRID = SPECS["hybrid"]
 PRETRAINING = "Losses/Pretraining Loss"

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_helpers import LENGTH, poca_settings, record
-from group_lives import OWN, PLAIN, RICH, World, specs_of
-from other_device import ELSEWHERE, elsewhere
-from signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
 
-from pipeline.learning.checkpoints import Checkpoint
-from pipeline.learning.learner import Learner
-from pipeline.learning.ppo import PPO
-from pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
-from pipeline.messages.service import Segments
-from pipeline.networks import device as border
-from pipeline.networks.actor import Actor
-from pipeline.networks.device import PROCESSOR, back, over, usable
-from pipeline.networks.limits import Unsupported
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
+from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.networks import device as border
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import PROCESSOR, back, over, usable
+from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.specs import BehaviorSpec
+from tests.learning.group_helpers import LENGTH, poca_settings, record
+from tests.learning.group_lives import OWN, PLAIN, RICH, World, specs_of
+from tests.learning.other_device import ELSEWHERE, elsewhere
+from tests.learning.signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
 
 PPOS: dict[str, dict[str, Any]] = {
     "hybrid": {"normalize": True, "clip_value_loss": True},
@@ -162,7 +162,7 @@ def test_a_column_that_is_left_behind_is_seen(left: str, tmp_path: Path, monkeyp
     with elsewhere() as device:
         learner = Learner("Test", SPECS["hybrid"], settings, 3, device=device)
         learner.add(told(settings, SPECS["hybrid"])[0])
-        monkeypatch.setattr("pipeline.learning.ppo.over", careless)
+        monkeypatch.setattr("sparring.pipeline.learning.ppo.over", careless)
         with pytest.raises(RuntimeError, match="is on the processor, others are elsewhere"):
             learner.update(everything=True)
 

@@ -11,22 +11,24 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from pipeline.actions import to_environment
-from pipeline.errors import CheckpointError
-from pipeline.learning import export_layers, export_packages, export_program
-from pipeline.learning.export import SUFFIXES, ExportError, export, load_onnx
-from pipeline.learning.export_check import random_inputs
-from pipeline.learning.export_policy import trained_policy
-from pipeline.networks.activations import FUNCTIONS
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays
-from pipeline.specs import read_spec
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.export import layers as export_layers
+from sparring.pipeline.export import packages as export_packages
+from sparring.pipeline.export import program as export_program
+from sparring.pipeline.export.check import random_inputs
+from sparring.pipeline.export.checkpoints import SUFFIXES, ExportError, export, load_onnx
+from sparring.pipeline.export.policy import trained_policy
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.activations import FUNCTIONS
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays
+from sparring.pipeline.specs import read_spec
+from tests.learning.export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
 
 # What Unity documents for Barracuda 2.0, the oldest engine that loads this layout; the later ones have all of it.
 BARRACUDA = """
@@ -314,7 +316,7 @@ def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(t
 
 def test_missing_packages_are_named_with_how_to_install_them(tmp_path, monkeypatch):
     monkeypatch.setattr(export_packages.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'sparring\[onnx\]'"):
+    with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'onnx"):
         export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal.onnx"])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from group_helpers import LENGTH, batch_of, learning, record, same_batch
-from group_lives import MATES, OWN, World, specs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ServiceError
-from pipeline.learning.group_buffer import GroupBuffer
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.learning.group_buffer import GroupBuffer
+from tests.learning.group_helpers import LENGTH, batch_of, learning, record, same_batch
+from tests.learning.group_lives import MATES, OWN, World, specs_of
 
 SPECS = specs_of(mates=2)
 ACTOR = learning(SPECS, memory=True, previous=True).actor

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from group_helpers import LENGTH, batch_of, moments_of
-from group_lives import OWN, PLAIN, Decision, Group, Member, World, specs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.learning.group_index import GroupIndex
-from pipeline.learning.group_networks import Windows
+from sparring.pipeline.learning.group_index import GroupIndex
+from sparring.pipeline.learning.group_networks import GroupWindows
+from tests.learning.group_helpers import LENGTH, batch_of, moments_of
+from tests.learning.group_lives import OWN, PLAIN, Decision, Group, Member, World, specs_of
 
 
 def rows_of(groups, name):
@@ -167,7 +167,7 @@ def test_windows_divide_each_groups_time_and_sequences_are_a_members_steps_in_on
     groups, specs = made(**how)
     batch = replace(batch_of(groups, specs), sequence_length=length)
     index = GroupIndex(batch, list(specs))
-    windows = Windows.of(batch, index, length)
+    windows = GroupWindows.of(batch, index, length)
     moments = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}
     rows = rows_of(groups, OWN)
     expected = [(at, start) for at, group in enumerate(groups) for start in range(0, group.span, length)]

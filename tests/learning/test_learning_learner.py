@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from learning_helpers import HYBRID, play_goal, segments, small_settings
 from torch.distributions import Categorical, Normal
 
-from pipeline.errors import CheckpointError, ServiceError
-from pipeline.learning.learner import Learner
-from pipeline.learning.schedules import Coefficients
-from pipeline.learning.settings import (
+from sparring.pipeline.errors import CheckpointError, ServiceError
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import (
     ExtrinsicSettings,
     Hyperparameters,
     RewardSignals,
     RndSettings,
     TrainerSettings,
 )
-from pipeline.messages.service import Episodes
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.service import Episodes
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.learning_helpers import HYBRID, play_goal, segments, small_settings
 
 
 @pytest.fixture(autouse=True)

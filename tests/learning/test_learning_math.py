@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_helpers import small_settings
 
-from pipeline.learning import losses, returns
-from pipeline.learning.schedules import Coefficients, scheduled
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning.schedules import Coefficients, scheduled
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from tests.learning.learning_helpers import small_settings
 
 
 def slow_advantages(rewards, values, next_values, lengths, gamma, lambd):

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import PPO, minibatches
-from pipeline.learning.rows import Rows
-from pipeline.learning.settings import Hyperparameters, TrainerSettings
-from pipeline.networks import distributions
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import NetworkSettings
-from pipeline.networks.weights import load_arrays, to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.ppo import PPO, minibatches
+from sparring.pipeline.learning.rows import Minibatch
+from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     observations=(
@@ -133,7 +133,7 @@ def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
     size = min(size, steps)
     number = torch.arange(steps, dtype=torch.float32)
     wide = number.repeat_interleave(1200).reshape(steps, 3, 20, 20)
-    rows = Rows(
+    rows = Minibatch(
         inputs=(number.unsqueeze(1), wide),
         continuous=number.unsqueeze(1),
         discrete=number.long().unsqueeze(1),

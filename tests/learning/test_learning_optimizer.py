@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.optimizer import Adam
 
 
 def layer() -> nn.Linear:

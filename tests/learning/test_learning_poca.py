@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from group_helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparring.pipeline.learning import group_networks, losses
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.poca import shuffled
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.networks.weights import to_arrays
+from tests.learning.group_helpers import (
     GAMMA,
     LAMBDA,
     STRENGTH,
@@ -21,15 +29,7 @@ from group_helpers import (
     surrogate_of,
     targets_by_hand,
 )
-from group_lives import OWN, PLAIN, RICH, World, specs_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from pipeline.learning import group_networks, losses
-from pipeline.learning.learner import Learner
-from pipeline.learning.poca import shuffled
-from pipeline.learning.schedules import Coefficients
-from pipeline.networks.weights import to_arrays
+from tests.learning.group_lives import OWN, PLAIN, RICH, World, specs_of
 
 VARIANTS = {
     "plain": {},

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from group_helpers import decisions_of, poca_settings, record
-from group_lives import MATES, OWN, PLAIN, World, specs_of
 
-from pipeline.errors import CheckpointError
-from pipeline.learning.learner import Learner
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.learning.learner import Learner
+from tests.learning.group_helpers import decisions_of, poca_settings, record
+from tests.learning.group_lives import MATES, OWN, PLAIN, World, specs_of
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from group_helpers import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import silu
+
+from sparring.pipeline.learning import group_networks
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.weights import to_arrays
+from tests.learning.group_helpers import (
     LENGTH,
     MEMORY,
     batch_of,
@@ -22,16 +31,7 @@ from group_helpers import (
     surrogate_of,
     targets_by_hand,
 )
-from group_lives import MATES, OWN, PLAIN, Decision, Group, Member, World, specs_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.nn.functional import silu
-
-from pipeline.learning import group_networks
-from pipeline.learning.learner import Learner
-from pipeline.learning.schedules import Coefficients
-from pipeline.networks import distributions
-from pipeline.networks.weights import to_arrays
+from tests.learning.group_lives import MATES, OWN, PLAIN, Decision, Group, Member, World, specs_of
 
 VARIANTS = {"plain": {}, "mates": {"mates": 2}, "previous": {"mates": 1, "previous": True}}
 ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)

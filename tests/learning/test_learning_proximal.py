@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import recurrent_helpers as recurrent
 import torch
-from group_helpers import LENGTH, batch_of
-from group_helpers import learning as group_learning
-from group_lives import PLAIN, World, specs_of
-from learning_helpers import segments, small_settings
 from torch.distributions import Categorical, Normal
 
-from pipeline.learning import poca, ppo, proximal
-from pipeline.learning.learner import Learner
-from pipeline.learning.report import diagnostics
-from pipeline.learning.rows import policy_loss
-from pipeline.networks import distributions
-from pipeline.networks.recurrent import Layout
-from pipeline.networks.weights import to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+import tests.learning.recurrent_helpers as recurrent
+from sparring.pipeline.learning import poca, ppo, proximal
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.report import diagnostics
+from sparring.pipeline.learning.rows import policy_loss
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.group_helpers import LENGTH, batch_of
+from tests.learning.group_helpers import learning as group_learning
+from tests.learning.group_lives import PLAIN, World, specs_of
+from tests.learning.learning_helpers import segments, small_settings
 
 KINDS = {
     "continuous": ActionSpec(continuous=2),

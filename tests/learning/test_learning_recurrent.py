@@ -7,15 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
 
-from pipeline import sequences
-from pipeline.learning import actor_critic
-from pipeline.learning.actor_critic import Recurrence
-from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import recurrent_minibatches
-from pipeline.learning.rows import Rows
-from pipeline.networks.recurrent import Layout
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning import actor_critic
+from sparring.pipeline.learning.actor_critic import Recurrence
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.ppo import recurrent_minibatches
+from sparring.pipeline.learning.rows import Minibatch
+from sparring.pipeline.networks.recurrent import Layout
+from tests.learning.recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
 
 
 def compare(found, walked):
@@ -122,7 +122,7 @@ def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, si
     steps, count = sum(lengths), len(first)
     number = torch.arange(steps, dtype=torch.float32)
     wide, deep = number.unsqueeze(1), number.repeat_interleave(12).reshape(steps, 3, 2, 2)
-    rows = Rows((wide, deep), wide, wide.long(), None, number, number, number, wide, wide)
+    rows = Minibatch((wide, deep), wide, wide.long(), None, number, number, number, wide, wide)
     starts = np.stack([first, first + 0.5], 1).astype(np.float32)
     recurrence = Recurrence(first=first, lengths=counts, actor=starts, critic=None if shared else -starts)
     met = []

@@ -7,15 +7,26 @@ import math
 import numpy as np
 import pytest
 import torch
-from learning_helpers import segments
-from recurrent_helpers import ALL, FIRST, LENGTH, MEMORY, SECOND, VARIANTS, Walk, estimated, learning, played
 from torch.distributions import Categorical, Normal
 from torch.nn.functional import linear, silu
 
-from pipeline import sequences
-from pipeline.learning import losses
-from pipeline.learning.learner import Learner
-from pipeline.networks.weights import to_arrays
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning import losses
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.networks.weights import to_arrays
+from tests.learning.learning_helpers import segments
+from tests.learning.recurrent_helpers import (
+    ALL,
+    FIRST,
+    LENGTH,
+    MEMORY,
+    SECOND,
+    VARIANTS,
+    Walk,
+    estimated,
+    learning,
+    played,
+)
 
 # ---------------------------------------------------------------- updates
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_helpers import poca_settings, record
-from group_lives import OWN, PLAIN, World, specs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_helpers import HYBRID, segments, small_settings
 
-from pipeline.errors import CheckpointError
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import ExtrinsicSettings, RewardSignals, TrainerSettings
-from pipeline.learning.signals.scale import RewardScale
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import ExtrinsicSettings, RewardSignals, TrainerSettings
+from sparring.pipeline.learning.signals.scale import RewardScale
+from tests.learning.group_helpers import poca_settings, record
+from tests.learning.group_lives import OWN, PLAIN, World, specs_of
+from tests.learning.learning_helpers import HYBRID, segments, small_settings
 
 GAMMA = 0.9
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from learning_helpers import segments
 
-from pipeline import sequences
-from pipeline.errors import ServiceError
-from pipeline.learning.buffer import SegmentBuffer
-from pipeline.learning.memories import Memories
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.learning.buffer import SegmentBuffer
+from sparring.pipeline.learning.memories import Memories
+from tests.learning.learning_helpers import segments
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
 

@@ -13,25 +13,25 @@ import numpy as np
 import pytest
 import structlog
 import torch
-from learning_helpers import HYBRID, segments
-from signals_helpers import recorded, write
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from pipeline.demonstrations.episodes import SUFFIX
-from pipeline.errors import Closed
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.learning.learner import Learner
-from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import LearnerState, PolicyWeights, RunState
-from pipeline.metrics import LAG_BOUNDS
-from pipeline.networks.limits import Unsupported
-from pipeline.queues.interface import Capacity
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.runtime import Context, Run, inline
-from pipeline.settings import parse_settings
-from services import learning
-from services.learning import Learning
+from sparring.pipeline.demonstrations.episodes import SUFFIX
+from sparring.pipeline.errors import Closed
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from sparring.pipeline.messages.service import LearnerState, PolicyWeights, RunState
+from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
+from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.services.process.runtime import Context, Run, inline
+from sparring.services.stages import learning
+from sparring.services.stages.learning import Learning
+from tests.learning.learning_helpers import HYBRID, segments
+from tests.learning.signals_helpers import recorded, write
 
 BUFFER = 64
 INTERVAL_S = 1.0
@@ -345,7 +345,7 @@ async def test_a_change_of_the_learning_team_is_followed_by_a_recovery_checkpoin
         def publish(self, key: str, record: LearnerState) -> None:
             super().publish(key, record)
             team = int(record.version > 4)
-            said["assignment"] = Assignment(serial=1 + team, draws=(Draw(number=1, team=team, ghosts={}),))
+            said["assignment"] = MatchupAssignment(serial=1 + team, draws=(Matchup(number=1, team=team, ghosts={}),))
             found.append([path.name for path in folder.newest_first()])
 
     service = learning_of(context_of(tmp_path, 1, clock=lambda: 0.0), FakeBoard(), Turning(), messages=8, said=said)

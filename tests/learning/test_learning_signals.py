@@ -9,11 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from group_helpers import batch_of, record
-from group_lives import OWN, specs_of
 from hypothesis import given
 from hypothesis import strategies as st
-from signals_helpers import (
+
+from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.library import files_of, read_any
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.group_networks import GroupNetworks
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.memories import MOST_AGENTS
+from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.settings import BehavioralCloningSettings, ExtrinsicSettings, RewardSignals
+from sparring.pipeline.learning.signals import EpisodeSums, Signals, by_series
+from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
+from sparring.pipeline.learning.signals.steps import Features, Steps
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.group_helpers import batch_of, record
+from tests.learning.group_lives import OWN, specs_of
+from tests.learning.signals_helpers import (
     HYBRID,
     NAMES,
     SPECS,
@@ -31,21 +46,6 @@ from signals_helpers import (
     world,
     write,
 )
-
-from pipeline.demonstrations.episodes import RecordingError
-from pipeline.demonstrations.library import files_of, read_any
-from pipeline.learning.actor_critic import ActorCritic
-from pipeline.learning.group_networks import GroupNetworks
-from pipeline.learning.learner import Learner
-from pipeline.learning.memories import MOST_AGENTS
-from pipeline.learning.poca import POCA
-from pipeline.learning.ppo import PPO
-from pipeline.learning.settings import BehavioralCloningSettings, ExtrinsicSettings, RewardSignals
-from pipeline.learning.signals import EpisodeSums, Signals, by_series
-from pipeline.learning.signals.beginnings import Beginnings
-from pipeline.learning.signals.steps import Features, Steps
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 PLAIN = SPECS["hybrid"]
 SUBSETS = [names for count in range(1, 5) for names in combinations(NAMES, count)]
@@ -178,7 +178,7 @@ lives_of_batches = st.lists(
 @given(batches=lives_of_batches)
 def test_beginnings_of_lives(batches: list[list[tuple[int, bool]]]) -> None:
     """A segment is the first of its life once, in whatever batch it comes."""
-    found, expected, told, generation = Beginnings(), [], [], dict.fromkeys(range(4), 0)
+    found, expected, told, generation = EpisodeStarts(), [], [], dict.fromkeys(range(4), 0)
     known: set[int] = set()
     for batch in batches:
         lives, ends = [], []
@@ -195,7 +195,7 @@ def test_beginnings_of_lives(batches: list[list[tuple[int, bool]]]) -> None:
 
 def test_lives_that_never_end_are_not_known_for_ever() -> None:
     """Neither are the lives under way of which no end is told, or whose last segment was too old."""
-    found = Beginnings()
+    found = EpisodeStarts()
     for batch in range(4):
         lives = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
         found.find(lives, np.zeros(len(lives), np.bool_))
@@ -204,7 +204,7 @@ def test_lives_that_never_end_are_not_known_for_ever() -> None:
 
 def test_value_of_beginnings() -> None:
     """The mean of a batch's, or of the last batch that had any; 0 where there was none."""
-    found, nothing = Beginnings(), np.empty(0, np.float32)
+    found, nothing = EpisodeStarts(), np.empty(0, np.float32)
     assert found.value("gail", nothing) == 0
     assert found.value("gail", np.array([1, 2, 6], np.float32)) == 3
     assert found.value("gail", nothing) == 3

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from signals_helpers import (
+
+from sparring.pipeline.learning.settings import CuriositySettings, RndSettings
+from sparring.pipeline.learning.signals.curiosity import Curiosity
+from sparring.pipeline.learning.signals.rnd import Rnd
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.specs import BehaviorSpec
+from tests.learning.signals_helpers import (
     PARTS,
     SPECS,
     Weights,
@@ -24,12 +30,6 @@ from signals_helpers import (
     steps_of,
     weights_of,
 )
-
-from pipeline.learning.settings import CuriositySettings, RndSettings
-from pipeline.learning.signals.curiosity import Curiosity
-from pipeline.learning.signals.rnd import Rnd
-from pipeline.learning.signals.steps import Steps
-from pipeline.specs import BehaviorSpec
 
 HYBRID = SPECS["hybrid"]
 VECTORS = pytest.mark.parametrize("name", ["hybrid", "continuous", "discrete"])

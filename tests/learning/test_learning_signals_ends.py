@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.learning.signals.ends import Absorbing
+from sparring.pipeline.learning.signals.ends import EndCounts
 
 
 def test_nothing_follows_where_demonstrations_never_end() -> None:
-    absorbing = Absorbing(0, 1000)
+    absorbing = EndCounts(0, 1000)
     absorbing.count(50, 3000)
     assert absorbing.share == 0.0
 
 
 @pytest.mark.parametrize("ends", [0, 1, 299, 300])
 def test_all_follows_where_the_policy_ends_no_more_often(ends: int) -> None:
-    absorbing = Absorbing(100, 1000)
+    absorbing = EndCounts(100, 1000)
     absorbing.count(ends, 3000)
     assert absorbing.share == 1.0
 
@@ -26,7 +26,7 @@ def test_all_follows_where_the_policy_ends_no_more_often(ends: int) -> None:
 @given(shown=st.integers(1, 500), ends=st.integers(1, 4000))
 def test_the_share_is_that_of_the_best_discriminators_reward(shown: int, ends: int) -> None:
     """A slow twin: the best answer of a discriminator that sees ends and nothing else, found by search."""
-    absorbing = Absorbing(shown, 1000)
+    absorbing = EndCounts(shown, 1000)
     absorbing.count(ends, 4000)
     e, p = shown / 1000, ends / 4000
     logits = np.linspace(-12, 12, 24_001)
@@ -38,7 +38,7 @@ def test_the_share_is_that_of_the_best_discriminators_reward(shown: int, ends: i
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(61, 500)), min_size=1, max_size=40))
 def test_small_batches_are_counted_over_two_thousand_steps(batches: list[tuple[int, int]]) -> None:
     """Former batches weigh less, never more, and together with the newest at most 2,000 steps."""
-    absorbing = Absorbing(1, 10)
+    absorbing = EndCounts(1, 10)
     for ends, steps in batches:
         absorbing.count(ends, steps)
         assert absorbing._steps <= max(2000, steps) + 1e-6

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from signals_helpers import (
+
+from sparring.pipeline.learning.settings import GailSettings
+from sparring.pipeline.learning.signals.gail import Gail
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.signals_helpers import (
     SPECS,
     Weights,
     done_by_hand,
@@ -24,11 +29,6 @@ from signals_helpers import (
     steps_of,
     weights_of,
 )
-
-from pipeline.learning.settings import GailSettings
-from pipeline.learning.signals.gail import Gail
-from pipeline.learning.signals.steps import Steps
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 HYBRID = SPECS["hybrid"]
 EPISODES = [3, 4, 1, 2, 5, 6]

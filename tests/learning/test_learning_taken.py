@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from learning_helpers import segments
-
-from pipeline.learning.taken import Taken
-from pipeline.messages.service import Segments
+from sparring.pipeline.learning.taken import Deduplicator
+from sparring.pipeline.messages.service import Segments
+from tests.learning.learning_helpers import segments
 
 
 def message(sequence: int, handed_on: int, origin: str = "assembly.1") -> Segments:
@@ -17,7 +16,7 @@ def message(sequence: int, handed_on: int, origin: str = "assembly.1") -> Segmen
 
 
 def test_what_comes_again_is_a_duplicate_whatever_lies_between() -> None:
-    taken = Taken()
+    taken = Deduplicator()
     assert [taken.is_new(message(number, 2 * number)) for number in (1, 2, 1, 2, 4)] == [True, True, False, False, True]
     assert (taken.steps, taken.duplicate) == (6, 4)
     assert taken.keep() == {"assembly.1": {"stepping-0.1": [4, 5, 8]}}
@@ -25,10 +24,10 @@ def test_what_comes_again_is_a_duplicate_whatever_lies_between() -> None:
 
 def test_a_learner_knows_again_what_its_restored_weights_hold() -> None:
     """Coordination died too, and has everything sent again that it had not written down."""
-    first = Taken()
+    first = Deduplicator()
     for number in (1, 2):
         first.is_new(message(number, 2 * number))
-    second = Taken()
+    second = Deduplicator()
     second.restore(json.loads(json.dumps(first.keep())))
     assert (second.steps, second.keep()) == (0, first.keep())
     assert not second.is_new(message(2, 4))

@@ -16,13 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import pipeline.messages.service  # noqa: F401  registers its records
-from pipeline.errors import CodecError, LimitExceeded
-from pipeline.messages import codec
-from pipeline.messages.codec import PREFIX, SIMULATORS, FrameReader, Limits, decode, encode, from_bytes, to_bytes
-from pipeline.messages.schema import TAGS, Columns, record, tag_of
-from pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Welcome
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+import sparring.pipeline.messages.service  # noqa: F401  registers its records
+from sparring.pipeline.errors import CodecError, LimitExceeded
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.codec import (
+    PREFIX,
+    SIMULATORS,
+    FrameReader,
+    Limits,
+    decode,
+    encode,
+    from_bytes,
+    to_bytes,
+)
+from sparring.pipeline.messages.schema import TAGS, Columns, record, tag_of
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Welcome
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SPECS = st.builds(

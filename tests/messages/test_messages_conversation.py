@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from pipeline.errors import LocalProtocolError, RemoteProtocolError
-from pipeline.messages.conversation import (
+from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError
+from sparring.pipeline.messages.conversation import (
     STATES,
     TRANSITIONS,
     Conversation,
@@ -18,8 +18,8 @@ from pipeline.messages.conversation import (
     diagram,
     next_state,
 )
-from pipeline.messages.schema import tag_of
-from pipeline.messages.simulator import (
+from sparring.pipeline.messages.schema import tag_of
+from sparring.pipeline.messages.simulator import (
     Act,
     Adopted,
     Behaviors,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeline.messages.service  # noqa: F401  registers its records
-from pipeline.errors import CodecError, LimitExceeded
-from pipeline.messages.codec import (
+import sparring.pipeline.messages.service  # noqa: F401  registers its records
+from sparring.pipeline.errors import CodecError, LimitExceeded
+from sparring.pipeline.messages.codec import (
     PREFIX,
     SERVICES,
     SIMULATORS,
@@ -27,9 +27,9 @@ from pipeline.messages.codec import (
     from_bytes,
     to_bytes,
 )
-from pipeline.messages.schema import TAGS, tag_of
-from pipeline.queues.wire import parse_id
-from scripts.fuzzing.examples import example
+from sparring.pipeline.messages.schema import TAGS, tag_of
+from sparring.pipeline.queues.wire import parse_id
+from tests.fuzzers.examples import example
 
 SMALL = Limits(total=2048, header=1024, arrays=8, ndim=3, items=64)
 PER_BYTE = 100

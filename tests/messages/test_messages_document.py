@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.messages.codec import PREFIX, SIMULATORS, from_bytes, to_bytes
-from pipeline.messages.conversation import TRANSITIONS, diagram
-from pipeline.messages.schema import TAGS, Columns, tag_of
-from pipeline.messages.simulator import Act, BehaviorActions, Bye, Ping, Reset, Welcome
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.codec import PREFIX, SIMULATORS, from_bytes, to_bytes
+from sparring.pipeline.messages.conversation import TRANSITIONS, diagram
+from sparring.pipeline.messages.schema import TAGS, Columns, tag_of
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Bye, Ping, Reset, Welcome
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-SIMULATOR_RECORDS = [cls for cls in TAGS.values() if cls.__module__ == "pipeline.messages.simulator"]
+SIMULATOR_RECORDS = [cls for cls in TAGS.values() if cls.__module__ == "sparring.pipeline.messages.simulator"]
 SECTIONS = {"report": "**report**", "decisions": "**decisions**", "ends": "**ends**", "statistic": "**statistic**"}
 SECTIONS |= {
     "sampler": "**sampler**",

@@ -8,8 +8,8 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.messages.samplers import draws
-from pipeline.messages.simulator import Sampler
+from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.simulator import Sampler
 
 NUMBERS = st.floats(-1e6, 1e6)
 RANGES = st.tuples(NUMBERS, NUMBERS).map(sorted)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
 from trio.testing import MockClock
 
-from pipeline.monitoring.intervals import Interval
+from sparring.pipeline.monitoring.intervals import Interval
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
 
 
 @pytest.fixture

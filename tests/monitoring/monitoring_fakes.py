@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from pipeline.messages.service import Metrics
-from pipeline.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
-from pipeline.monitoring.overview import Overview
-from services.monitor import RunInfo, monitor
+from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.services.stages.monitor import RunInfo, monitor
 
 EPOCH_S = 1_700_000_000.0
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport, seconds, watching
 
-from pipeline.monitoring import console
-from pipeline.monitoring.intervals import Interval, Intervals
-from pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring import console
+from sparring.pipeline.monitoring.intervals import Interval, Intervals
+from sparring.pipeline.monitoring.overview import Overview
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeTransport, seconds, watching
 
 Make = Callable[..., Interval]
 NOTHING_LEARNED = {"trained": 0, "updates": 0, "lag_mean": None, "lag_max": None, "means": {}, "max_steps": None}

@@ -7,12 +7,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from monitoring_fakes import FakeRun
 
-from pipeline.messages.service import Metrics
-from pipeline.monitoring.intervals import Intervals
-from pipeline.monitoring.overview import Overview
-from pipeline.monitoring.pace import Pace
+from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.monitoring.intervals import Intervals
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.pace import Pace
+from tests.monitoring.monitoring_fakes import FakeRun
 
 
 def watched(frequency: int = 24_000) -> tuple[Overview, Intervals]:

@@ -7,14 +7,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
-from pipeline.monitoring import console, events
-from pipeline.monitoring.console import PlainDisplay
-from pipeline.monitoring.intervals import Interval, Intervals
-from pipeline.monitoring.overview import Overview
-from services import status
-from services.monitor import RunInfo, Watch
+from sparring.pipeline.monitoring import console, events
+from sparring.pipeline.monitoring.console import PlainDisplay
+from sparring.pipeline.monitoring.intervals import Interval, Intervals
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.services.commands import status
+from sparring.services.stages.monitor import MonitorState, RunInfo
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
 
 def taught(run: FakeRun) -> None:
@@ -52,7 +52,7 @@ def test_status_names_them_too(fake_run: FakeRun, folder: Path, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "160")
     taught(fake_run)
     info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    watch = Watch(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
+    watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     for record in fake_run.records():
         subscription = FakeSubscription()
         subscription.publish(record)

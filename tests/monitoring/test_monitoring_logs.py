@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import logs
+from sparring.pipeline.monitoring import logs
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import metrics
-from pipeline.messages import codec
-from pipeline.messages.service import Histogram, Metrics
-from pipeline.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
-from pipeline.monitoring.overview import Overview
-from pipeline.monitoring.totals import Totals
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.service import Histogram, Metrics
+from sparring.pipeline.monitoring import metrics
+from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.totals import Totals
 
 FINITE = st.floats(1e-7, 1e3, allow_nan=False)
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, Terminal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline.monitoring import console, curves, events, prometheus
-from pipeline.monitoring.files import RunFiles, to_json
-from pipeline.monitoring.intervals import Interval
-from pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring import console, curves, events, prometheus
+from sparring.pipeline.monitoring.files import RunFiles, to_json
+from sparring.pipeline.monitoring.intervals import Interval
+from sparring.pipeline.monitoring.overview import Overview
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, Terminal
 
 Make = Callable[..., Interval]
 

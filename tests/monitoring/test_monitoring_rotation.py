@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import logs
-from pipeline.monitoring import curves
-from pipeline.monitoring.files import RunFiles
-from pipeline.rotation import Rotating, full, trim
+from sparring.pipeline.monitoring import curves, logs
+from sparring.pipeline.monitoring.files import RunFiles
+from sparring.pipeline.monitoring.rotation import Rotating, full, trim
 
 MOST = 10_000
 KEPT = 2

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeTransport, Watched, seconds, watching, work
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline.metrics import Registry
+from sparring.pipeline.monitoring.metrics import Registry
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeTransport, Watched, seconds, watching, work
 
 
 @pytest.mark.anyio
@@ -165,8 +165,8 @@ async def test_a_folder_that_is_gone_is_an_error_and_not_silence(transport: Fake
 def test_the_monitor_loads_neither_torch_nor_tensorflow_nor_matplotlib(tmp_path: Path) -> None:
     script = """
 import sys
-import services.monitor
-from pipeline.monitoring import events
+from sparring.pipeline.monitoring import events
+from sparring.services.stages import monitor
 events.opening(0.0) + events.event({"a/b": 1.0}, 1, 0.0) + events.restart(1, 0.0)
 print([name for name in ("torch", "tensorflow", "matplotlib", "zmq") if name in sys.modules])
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.messages.service import Metrics
-from pipeline.metrics import Registry
-from pipeline.monitoring.stalls import PAUSE_S, Patience, Stall, Stalls
-from pipeline.progress import ALL, DISK, SIMULATORS, Progress, readable
+from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.progress import ALL, DISK, SIMULATORS, ProgressTracker, readable
+from sparring.pipeline.monitoring.stalls import PAUSE_S, Stall, StallBudget, Stalls
 
 TIMEOUT_S = 100.0
 
@@ -18,7 +18,7 @@ class Stage:
     def __init__(self, name: str, start: int = 1) -> None:
         self.name, self.now = name, 0.0
         self.registry = Registry(name, f"{name}.{start}")
-        self.progress = Progress(self.registry, lambda: self.now)
+        self.progress = ProgressTracker(self.registry, lambda: self.now)
 
     def told(self) -> Metrics:
         waits = self.progress.published()
@@ -168,7 +168,7 @@ def test_a_pause_of_the_judge_itself_is_not_held_against_the_others() -> None:
 
 
 def test_a_stall_is_told_once_for_each_span_and_too_many_exhaust_the_budget() -> None:
-    patience = Patience(again_s=100, budget=2, period_s=1000)
+    patience = StallBudget(again_s=100, budget=2, period_s=1000)
     stall = Stall(root="a", kind="stuck", seconds=1, chain=())
     told = [now for now in range(301) if patience.news([stall], now)]
     assert told == [0, 101, 202]

@@ -9,19 +9,19 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
-from pipeline.monitoring.console import PlainDisplay
-from pipeline.monitoring.overview import Overview
-from pipeline.monitoring.summary import Kept, figures, summary
-from services import status
-from services.monitor import RunInfo, Watch
+from sparring.pipeline.monitoring.console import PlainDisplay
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.summary import CheckpointSummary, figures, summary
+from sparring.services.commands import status
+from sparring.services.stages.monitor import MonitorState, RunInfo
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
 
 def written(run: FakeRun, folder: Path) -> None:
     """The files of a live run."""
     info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    watch = Watch(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
+    watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     run.collect(12_000, [40.0, 50.0])
     run.train(12_000)
     for record in run.records():
@@ -40,7 +40,7 @@ def ended(run: FakeRun, folder: Path) -> None:
         wall_s=65.0,
         error="learning-Balance: out of memory",
         behaviors={"Balance": figures(overview, "Balance", 12_300.0)},
-        kept={"Balance": Kept(checkpoint="Balance/last", weights_sha256="ab")},
+        kept={"Balance": CheckpointSummary(checkpoint="Balance/last", weights_sha256="ab")},
     )
     (folder / "summary.json").write_text(json.dumps(content))
 

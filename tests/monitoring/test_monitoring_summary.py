@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from monitoring_fakes import EPOCH_S, FakeRun
 
-from pipeline.monitoring.overview import Overview
-from pipeline.monitoring.status import Windows
-from pipeline.monitoring.summary import Figures, Kept, figures, from_status, summary
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.status import CounterWindows
+from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, figures, from_status, summary
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun
 
 
 def test_the_line_of_a_service_tells_queues_waits_and_latency(fake_run: FakeRun) -> None:
-    overview, windows = Overview(), Windows()
+    overview, windows = Overview(), CounterWindows()
     fake_run.collect(1_000, [1.0])
     fake_run.tell(overview)
     windows.report("stepping-0", overview.services["stepping-0"], EPOCH_S)
@@ -31,7 +31,7 @@ def test_the_line_of_a_service_tells_queues_waits_and_latency(fake_run: FakeRun)
     assert latency["max"] == pytest.approx(0.004, rel=0.12)
 
 
-def collected(fake_run: FakeRun) -> Figures:
+def collected(fake_run: FakeRun) -> BehaviorSummary:
     overview = Overview()
     fake_run.collect(25_000, [1.0])
     fake_run.train(24_000)
@@ -46,7 +46,7 @@ def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -
         wall_s=170.25,
         error=None,
         behaviors={"Balance": collected(fake_run)},
-        kept={"Balance": Kept(checkpoint="Balance/Balance-24000.safetensors", weights_sha256="ab")},
+        kept={"Balance": CheckpointSummary(checkpoint="Balance/Balance-24000.safetensors", weights_sha256="ab")},
     )
     assert content == {
         "run_id": "r1",
@@ -90,7 +90,7 @@ def test_the_figures_tell_whether_the_books_balance(fake_run: FakeRun) -> None:
     assert not collected_again(fake_run).balanced
 
 
-def collected_again(fake_run: FakeRun) -> Figures:
+def collected_again(fake_run: FakeRun) -> BehaviorSummary:
     overview = Overview()
     fake_run.registries["coordination"].gauge("books.produced/Balance", fake_run.produced)
     fake_run.tell(overview)

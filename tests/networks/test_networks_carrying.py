@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import sequences
-from pipeline.actions import previous_features, to_environment
-from pipeline.networks import distributions
-from pipeline.networks.actor import Actor
-from pipeline.networks.critic import Critic
-from pipeline.networks.recurrent import Layout
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.networks.weights import load_arrays, to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.actions import previous_features, to_environment
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 ACTIONS = {
     "continuous": ActionSpec(continuous=2),

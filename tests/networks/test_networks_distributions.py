@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Normal
 
-from pipeline.networks import distributions
-from pipeline.specs import ActionSpec
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.specs import ActionSpec
 
 SPECS = [
     ActionSpec(continuous=1),
@@ -25,7 +25,7 @@ SPECS = [
 
 def sample(actions, head, log_sigma, masks, generator, deterministic=False):
     """A `Sampler`'s answer as `evaluate` takes it."""
-    sampler = distributions.Sampler(actions, log_sigma)
+    sampler = distributions.ActionSampler(actions, log_sigma)
     arrays = sampler.sample(head, None if masks is None else masks.numpy(), generator, deterministic)
     continuous, discrete, log_prob = map(torch.from_numpy, arrays)
     return continuous, discrete.long(), log_prob
@@ -85,7 +85,7 @@ def test_a_log_probability_in_single_precision_is_what_evaluate_finds(actions, m
 @pytest.mark.parametrize("actions", SPECS, ids=str)
 def test_sampling_changes_neither_the_head_nor_what_it_gave_before(actions):
     head, generator = torch.randn(5, actions.continuous + actions.mask_size), torch.Generator().manual_seed(0)
-    sampler, kept = distributions.Sampler(actions, torch.zeros(actions.continuous)), head.clone()
+    sampler, kept = distributions.ActionSampler(actions, torch.zeros(actions.continuous)), head.clone()
     for deterministic in (False, True):
         first = sampler.sample(head, None, generator, deterministic)
         copies = [array.copy() for array in first]

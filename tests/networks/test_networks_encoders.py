@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.networks.actor import Actor
-from pipeline.networks.critic import Critic
-from pipeline.networks.encoders import Encoder
-from pipeline.networks.entities import EntityEncoder
-from pipeline.networks.goals import Conditioned
-from pipeline.networks.images import ImageEncoder
-from pipeline.networks.limits import HEADS, SMALLEST, Unsupported
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.encoders import Encoder
+from sparring.pipeline.networks.entities import EntityEncoder
+from sparring.pipeline.networks.goals import ConditionedLayers
+from sparring.pipeline.networks.images import ImageEncoder
+from sparring.pipeline.networks.limits import HEADS, SMALLEST, Unsupported
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 MIXED = BehaviorSpec(
     observations=(
@@ -187,7 +187,7 @@ def test_nobody_around_is_nothing_seen_and_no_nan():
 @settings(max_examples=20, deadline=None)
 def test_the_last_hidden_layer_is_made_from_the_goal(name, activate, seed, layers):
     """Row by row: the hypernetwork's output, read as weights and biases of an ordinary layer."""
-    body = drawn(Conditioned(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
+    body = drawn(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
     rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
     slow = []
     for row in rows:
@@ -202,7 +202,7 @@ def test_the_last_hidden_layer_is_made_from_the_goal(name, activate, seed, layer
 
 
 def test_gradients_of_a_conditioned_body_are_those_of_differences():
-    body = drawn(Conditioned(2, 1, [3, 3], [1.0], seeded()))
+    body = drawn(ConditionedLayers(2, 1, [3, 3], [1.0], seeded()))
     names = [name for name, _ in body.named_parameters()]
     values = tuple(parameter.detach().requires_grad_() for parameter in body.parameters())
     rows = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64, requires_grad=True)

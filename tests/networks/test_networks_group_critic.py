@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from pipeline.networks.encoders import Encoder
-from pipeline.networks.group_critic import GroupCritic, Moments, Remembered
-from pipeline.networks.limits import HEADS
-from pipeline.networks.recurrent import Layout
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.networks.encoders import Encoder
+from sparring.pipeline.networks.group_critic import GroupCritic, GroupRecurrentState, GroupTimesteps
+from sparring.pipeline.networks.limits import HEADS
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPECS = {
     "Own": BehaviorSpec(
@@ -122,7 +122,7 @@ def shown(one, groups, *, most=None, seed=0, decided=None):
         decided = [(at, member) for at, count in enumerate(ours) for member in range(count)]
     whole = all(len(group) == n for group in groups)
     places = torch.tensor([at * n + place for at, group in enumerate(groups) for place in range(len(group))])
-    moments = Moments(
+    moments = GroupTimesteps(
         inputs=tuple(inputs),
         actions=tuple(actions),
         rows=torch.tensor([row[token] for token in every]),
@@ -399,7 +399,7 @@ def test_a_critic_that_remembers_goes_through_moments_and_decisions_in_their_ord
     moments, _, _ = shown(one, groups, decided=asked)
     lengths = [2, 3, 3, 1, 2]
     memory = torch.randn(5, MEMORY, generator=seeded(5))
-    remembered = Remembered(Layout(np.array(lengths)), memory, 2)
+    remembered = GroupRecurrentState(Layout(np.array(lengths)), memory, 2)
     values, baselines, after = one.remember(moments, remembered)
     cells = [(at, one.value, hidden(one, encoded(one, group)), len(group)) for at, group in enumerate(groups)]
     cells += [

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pipeline.actions import to_environment
-from pipeline.errors import CheckpointError
-from pipeline.messages import codec
-from pipeline.messages.service import PolicyWeights
-from pipeline.networks import distributions
-from pipeline.networks.actor import Actor
-from pipeline.networks.arrays import non_finite, weights_sha256
-from pipeline.networks.critic import Critic
-from pipeline.networks.limits import Unsupported
-from pipeline.networks.normalizer import Normalizer
-from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.networks.weights import load_arrays, to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import non_finite, weights_sha256
+from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.normalizer import Normalizer
+from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     observations=(ObservationSpec(name="a", shape=(3,)), ObservationSpec(name="b", shape=(2,))),

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.networks.goals import Conditioned
-from pipeline.networks.perceptron import Perceptron
-from pipeline.networks.recurrent import FORGET_BIAS, Layout, Recurrent
-from pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.goals import ConditionedLayers
+from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.recurrent import FORGET_BIAS, Layout, Recurrent
+from sparring.pipeline.networks.weights import to_arrays
 
 FEATURES, UNITS, MEMORY, OUTPUTS = 3, 4, 6, 2
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
@@ -29,7 +29,7 @@ def recurrent(kind="perceptron", seed=0):
     trunk = (
         Perceptron(FEATURES, [5], [1.0] * UNITS, seeded())
         if kind == "perceptron"
-        else Conditioned(FEATURES - 1, 1, [5, UNITS], None, seeded())
+        else ConditionedLayers(FEATURES - 1, 1, [5, UNITS], None, seeded())
     )
     body = Recurrent(trunk, UNITS, MEMORY, [1.0] * OUTPUTS, seeded())
     random = seeded(seed)
@@ -78,7 +78,7 @@ def slow_cell(weights, seen, hidden, cell):
 
 def slow_trunk(trunk, row):
     """What the last hidden layer sums up, of torch's own layers."""
-    if isinstance(trunk, Conditioned):  # which has a slow twin of its own
+    if isinstance(trunk, ConditionedLayers):  # which has a slow twin of its own
         return trunk(row.unsqueeze(0))[0]
     for layer in trunk.layers[:-1]:
         row = torch.nn.functional.silu(torch.nn.functional.linear(row, layer.weight, layer.bias))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import Episodes, Segments
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     observations=(

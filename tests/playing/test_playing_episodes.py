@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playing_helpers import ended
 
-from pipeline.playing.episodes import COLUMNS, FirstEpisodes, read_episodes, write_episodes
+from sparring.pipeline.evaluation.episodes import COLUMNS, FirstEpisodes, read_episodes, write_episodes
+from tests.playing.playing_helpers import ended
 
 
 def twin(over: set[int], untold: set[int], wanted: int) -> tuple[list[int], bool]:

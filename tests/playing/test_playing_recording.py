@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playing_helpers import SPEC, Episode, Split, ended, message, played, without_segments
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from pipeline.demonstrations.episodes import FORMAT, VERSION, Recording, RecordingError, encode, read
-from pipeline.playing import recording
-from pipeline.playing.recording import Recorder
+from sparring.pipeline.demonstrations.episodes import FORMAT, VERSION, Recording, RecordingError, encode, read
+from sparring.pipeline.evaluation import recording
+from sparring.pipeline.evaluation.recording import Recorder
+from tests.playing.playing_helpers import SPEC, Episode, Split, ended, message, played, without_segments
 
 Change = Callable[[dict[str, Any], dict[str, str]], Any]
 

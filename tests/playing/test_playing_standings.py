@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pipeline.playing.standings import Standings, counted, heat_map, standings, wilson
+from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings, wilson
 
 
 def line(match: int, players: dict[str, str], scores: dict[str, float], draw: int = 1) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_as_many_count_of_each_line_up_and_those_that_began_first() -> None:
 TRUE = np.array([-300.0, -100.0, 0.0, 150.0, 250.0])
 
 
-def tournament(strengths: np.ndarray[Any, Any], each: int, random: np.random.Generator) -> Standings:
+def tournament(strengths: np.ndarray[Any, Any], each: int, random: np.random.Generator) -> TournamentTable:
     """All pairs by Bradley and Terry's model."""
     players = [f"p{at}" for at in range(len(strengths))]
 

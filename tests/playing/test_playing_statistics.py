@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.playing.statistics import CONFIDENCE, by_team, describe, share, spread
+from sparring.pipeline.evaluation.statistics import CONFIDENCE, by_team, describe, share, spread
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 

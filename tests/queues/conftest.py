@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queues_worlds import World, short_folder
 from trio.testing import MockClock
+
+from tests.queues.queues_worlds import World, short_folder
 
 PLACES = ("memory-trio", "memory-asyncio", "ipc-asyncio", "ipc-uvloop", "tcp-asyncio", "lossy-trio")
 

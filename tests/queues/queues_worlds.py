@@ -15,14 +15,14 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
-from pipeline.queues.curve import UNPROTECTED, Curve, Protection
-from pipeline.queues.interface import Capacity
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.scope import Scope
-from pipeline.queues.sending_end import SendingEnd
-from pipeline.queues.wire import Timing, make_id
-from pipeline.queues.zmq import ZmqTransport, new_curve_pair
+from sparring.pipeline.queues.curve import UNPROTECTED, Curve, Protection
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.scope import Scope
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.wire import Timing, make_id
+from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
 
 QUEUE = "steps"
 BOARD = "stepping-0"

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.queues.board import PublisherState, SubscriberState
-from pipeline.queues.wire import Have, Timing
+from sparring.pipeline.queues.board import PublisherState, SubscriberState
+from sparring.pipeline.queues.wire import SubscriberStatus, Timing
 
 TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)
 
@@ -24,7 +24,7 @@ class World:
         self.routes = 0
         self.published: dict[str, int] = {}
         self.subscribers: dict[int, SubscriberState] = {}
-        self.up: list[tuple[int, Have]] = []
+        self.up: list[tuple[int, SubscriberStatus]] = []
         self.down: list[tuple[int, Any, Any]] = []
         self.restart_publisher()
         for _ in range(subscribers):

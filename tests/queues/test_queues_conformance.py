@@ -8,11 +8,11 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
-from queues_worlds import QUEUE, World
 
-from pipeline.errors import Broken, Closed, Empty, Full, QueueError, TooLarge
-from pipeline.messages.simulator import BehaviorActions, Ping
-from pipeline.queues.interface import Capacity, Delivery, ReceivingQueue, SendingQueue
+from sparring.pipeline.errors import Broken, Closed, Empty, Full, QueueError, TooLarge
+from sparring.pipeline.messages.simulator import BehaviorActions, Ping
+from sparring.pipeline.queues.interface import Capacity, Delivery, ReceivingQueue, SendingQueue
+from tests.queues.queues_worlds import QUEUE, World
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,10 @@ import math
 
 import anyio
 import pytest
-from queues_worlds import BOARD, World
 
-from pipeline.errors import Closed, QueueError
-from pipeline.messages.simulator import Ping
+from sparring.pipeline.errors import Closed, QueueError
+from sparring.pipeline.messages.simulator import Ping
+from tests.queues.queues_worlds import BOARD, World
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import CodecError, QueueError
-from pipeline.queues.credit import ReceiverState, SenderState
-from pipeline.queues.interface import Capacity
-from pipeline.queues.receiving import READINGS
-from pipeline.queues.wire import Bye, Data, Hello, Timing, make_id, parse_id
+from sparring.pipeline.errors import CodecError, QueueError
+from sparring.pipeline.queues.credit import ReceiverState, SenderState
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.receiving import READINGS
+from sparring.pipeline.queues.wire import Data, SenderBye, SenderHello, Timing, make_id, parse_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 EIGHT = Capacity(messages=8, steps=80)
@@ -27,7 +27,7 @@ def exchange(sender: SenderState, receiver: ReceiverState, now: float) -> int:
     while True:
         up = sender.outgoing(now)
         for message in up:
-            if isinstance(message, Hello):
+            if isinstance(message, SenderHello):
                 receiver.on_hello(now, message, "route")
             else:
                 receiver.on_data(now, message, "route")
@@ -42,7 +42,7 @@ def exchange(sender: SenderState, receiver: ReceiverState, now: float) -> int:
 def test_a_new_sender_has_no_credit_before_the_first_grant() -> None:
     sender = SenderState("a.1#1~0", TIMING)
     assert not sender.fits(0)
-    assert [type(message) for message in sender.outgoing(0.0)] == [Hello]
+    assert [type(message) for message in sender.outgoing(0.0)] == [SenderHello]
 
 
 def test_acknowledgements_are_gathered_into_few_grants() -> None:
@@ -167,7 +167,7 @@ def test_a_sender_beyond_the_number_waits_for_a_share() -> None:
     other = SenderState("b.1#9~0", TIMING)
     exchange(other, receiver, 0.0)
     assert (other.share_messages, other.largest) == (0, 20)
-    receiver.on_bye(Bye(sender=sender.sender))
+    receiver.on_bye(SenderBye(sender=sender.sender))
     exchange(other, receiver, 0.0)
     assert other.share_messages == 8
 
@@ -246,5 +246,5 @@ def test_ids_of_one_service_share_a_name_and_rise() -> None:
 @pytest.mark.parametrize("text", ["", "a", "a#", "a#1", "a#x~0", "#1~0", "a#1~b"])
 def test_what_is_no_id_is_refused(text: str) -> None:
     receiver = ReceiverState("r.1#1~0", EIGHT, TIMING)
-    receiver.on_hello(0.0, Hello(sender=text, serial=1, oldest=0, sent=0), "route")
+    receiver.on_hello(0.0, SenderHello(sender=text, serial=1, oldest=0, sent=0), "route")
     assert (receiver.senders, receiver.refused, receiver.outgoing(0.0)) == (0, 1, [])

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import Empty
-from pipeline.queues.credit import Entry, ReceiverState, SenderState
-from pipeline.queues.interface import Capacity
-from pipeline.queues.wire import Bye, Data, Grant, Hello, Timing, make_id
+from sparring.pipeline.errors import Empty
+from sparring.pipeline.queues.credit import ReceivedMessage, ReceiverState, SenderState
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, make_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 
@@ -30,7 +30,7 @@ class Receiver:
 
     state: ReceiverState
     taken: dict[str, list[int]] = field(default_factory=dict)
-    held: list[tuple[str, int, Entry]] = field(default_factory=list)
+    held: list[tuple[str, int, ReceivedMessage]] = field(default_factory=list)
 
 
 class World:
@@ -42,7 +42,7 @@ class World:
         self.now = 0.0
         self.opened = 0
         self.senders: dict[str, Sender] = {}
-        self.up: list[tuple[Sender, Hello | Data | Bye]] = []
+        self.up: list[tuple[Sender, SenderHello | Data | SenderBye]] = []
         self.down: list[tuple[Sender, Grant]] = []
         self.receivers: list[Receiver] = []
         self.retired: list[Sender] = []
@@ -85,7 +85,7 @@ class World:
     def arrive_up(self, index: int) -> None:
         sender, message = self.up.pop(index)
         state = self.receiver.state
-        if isinstance(message, Hello):
+        if isinstance(message, SenderHello):
             state.on_hello(self.now, message, sender)
         elif isinstance(message, Data):
             state.on_data(self.now, message, sender)
@@ -230,7 +230,7 @@ def test_restarts_and_silence_lose_nothing_of_the_living_and_never_exceed_the_ca
         world.check_capacity()
     while len(world.senders) > capacity.senders:
         gone = world.senders.pop(next(iter(world.senders)))
-        world.receiver.state.on_bye(Bye(sender=gone.state.sender))
+        world.receiver.state.on_bye(SenderBye(sender=gone.state.sender))
         world.retired.append(gone)
     world.up = [(sender, message) for sender, message in world.up if sender not in world.retired]
     world.elapse(2 * TIMING.peer_timeout)

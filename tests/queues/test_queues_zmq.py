@@ -13,16 +13,16 @@ import anyio
 import numpy as np
 import pytest
 import zmq
-from queues_worlds import QUEUE, REAL, free_ports, short_folder
 
-from pipeline.errors import CodecError, QueueError
-from pipeline.messages import codec
-from pipeline.messages.codec import Limits
-from pipeline.messages.simulator import BehaviorActions, Ping
-from pipeline.queues import frames as framing
-from pipeline.queues.interface import Capacity
-from pipeline.queues.wire import Bye, Data, Grant, Have, Hello, Update
-from pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.errors import CodecError, QueueError
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.codec import Limits
+from sparring.pipeline.messages.simulator import BehaviorActions, Ping
+from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, SubscriberStatus, TopicUpdate
+from sparring.pipeline.queues.zmq import ZmqTransport
+from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder
 
 TEN = Capacity(messages=10, steps=100)
 
@@ -211,12 +211,12 @@ async def test_a_record_beyond_the_limits_is_discarded_before_it_is_read(folder:
         ([b"D123"], framing.from_sender),
         ([b"D" + bytes(16) + b"\xff\xfe"], framing.from_sender),
         (codec.encode(Ping()), framing.from_sender),
-        (codec.encode(Bye(sender="x")), framing.from_receiver),
-        (codec.encode(Bye(sender="x")), framing.from_subscriber),
-        (codec.encode(Bye(sender="x")), lambda frames: framing.from_publisher(frames, codec.SERVICES)),
+        (codec.encode(SenderBye(sender="x")), framing.from_receiver),
+        (codec.encode(SenderBye(sender="x")), framing.from_subscriber),
+        (codec.encode(SenderBye(sender="x")), lambda frames: framing.from_publisher(frames, codec.SERVICES)),
         ([], lambda frames: framing.from_publisher(frames, codec.SERVICES)),
         (
-            codec.encode(Update(publisher="p", echo=1, after=0, revision=1, key="k")),
+            codec.encode(TopicUpdate(publisher="p", echo=1, after=0, revision=1, key="k")),
             lambda frames: framing.from_publisher(frames, codec.SERVICES),
         ),
     ],
@@ -247,10 +247,12 @@ def test_data_survives_its_frames(columns: int) -> None:
 
 
 def test_control_messages_survive_their_frames() -> None:
-    hello = framing.from_sender(framing.to_receiver(Hello(sender="a", serial=1, oldest=2, sent=3)))
-    assert isinstance(hello, Hello)
+    hello = framing.from_sender(framing.to_receiver(SenderHello(sender="a", serial=1, oldest=2, sent=3)))
+    assert isinstance(hello, SenderHello)
     assert (hello.sender, hello.serial, hello.oldest, hello.sent) == ("a", 1, 2, 3)
-    have = framing.from_subscriber(framing.to_publisher(Have(serial=1, publisher="p", revision=2, answer=True)))
+    have = framing.from_subscriber(
+        framing.to_publisher(SubscriberStatus(serial=1, publisher="p", revision=2, answer=True))
+    )
     assert (have.serial, have.publisher, have.revision, have.answer, have.leaving) == (1, "p", 2, True, False)
     grant = Grant(receiver="r", echo=1, messages=2, steps=3, largest=4, whole=5, received=6, acknowledged=7)
     back = framing.from_receiver(framing.to_sender(grant))

@@ -12,16 +12,16 @@ import anyio
 import structlog
 from anyio.abc import ByteStream, SocketAttribute, TaskGroup
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import VERSION, Fault, Hello, Reset, Welcome
-from pipeline.metrics import LATENCY_BOUNDS, Registry
-from pipeline.settings import parse_settings
-from pipeline.simulation.goal import Goal
-from pipeline.stepping.admission import Gate
-from pipeline.stepping.credentials import Credentials
-from pipeline.stepping.settings import SteppingSettings
-from pipeline.stepping.simulators import House, Simulators, Unnamed
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Fault, Hello, Reset, Welcome
+from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, Registry
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.stepping.settings import SteppingSettings
+from sparring.pipeline.stepping.stepper import Stepper
+from sparring.services.endpoint.admission import ConnectionAcceptor
+from sparring.services.endpoint.credentials import Credentials
+from sparring.services.endpoint.simulators import DefaultBehaviors, ServerContext, Simulators
 
 SPECS = dict(Goal().behaviors())
 
@@ -68,7 +68,7 @@ class Endpoint:
         logged: what was written.
     """
 
-    gate: Gate
+    gate: ConnectionAcceptor
     simulators: Simulators
     stepper: Stepper
     registry: Registry
@@ -139,7 +139,7 @@ class Peer:
 
 @asynccontextmanager
 async def endpoint(
-    credentials: Credentials | None = None, unnamed: Unnamed | None = None, **values: Any
+    credentials: Credentials | None = None, unnamed: DefaultBehaviors | None = None, **values: Any
 ) -> AsyncIterator[Endpoint]:
     """An endpoint with some settings; what is still open at the end is broken off."""
     settings = SteppingSettings.model_validate({"address": "unix:///nowhere", **values})
@@ -151,7 +151,7 @@ async def endpoint(
     for name in ("action_latency_s", "withheld_s"):
         registry.histogram(name, LATENCY_BOUNDS)
     with structlog.testing.capture_logs() as logged:
-        house = House(
+        house = ServerContext(
             settings=settings,
             behaviors=behaviors,
             scripts={},
@@ -164,7 +164,7 @@ async def endpoint(
             unnamed=unnamed,
         )
         simulators = Simulators(stepper, house)
-        gate = Gate(credentials or Credentials(), simulators.guard, simulators.serve)
+        gate = ConnectionAcceptor(credentials or Credentials(), simulators.guard, simulators.serve)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(simulators.watch_silence)
             made = Endpoint(gate, simulators, stepper, registry, tasks, logged)

@@ -14,12 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipeline.errors import QueueError
-from pipeline.messages.simulator import Ping
-from pipeline.queues.curve import HANDSHAKE_S, INTERVAL_S, Curve, Guard, Handshakes, Protection, Refusals
-from pipeline.queues.interface import Capacity
-from pipeline.queues.wire import Timing
-from pipeline.queues.zmq import ZmqTransport, _peer, new_curve_pair
+from sparring.pipeline.errors import QueueError
+from sparring.pipeline.messages.simulator import Ping
+from sparring.pipeline.queues.curve import (
+    HANDSHAKE_S,
+    INTERVAL_S,
+    Curve,
+    CurveAuthenticator,
+    HandshakeRejections,
+    Handshakes,
+    Protection,
+)
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.wire import Timing
+from sparring.pipeline.queues.zmq import ZmqTransport, _peer, new_curve_pair
 
 TEN = Capacity(messages=10, steps=100)
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
@@ -209,8 +217,8 @@ def question(domain: bytes, key: bytes, mechanism: bytes = b"CURVE") -> list[byt
     key=st.binary(max_size=40),
 )
 def test_the_guard_answers_no_to_whatever_is_not_on_its_list(domain: bytes, mechanism: bytes, key: bytes) -> None:
-    refusals = Refusals(lambda: 0.0)
-    guard = Guard({"a": frozenset({"ff" * 32})}, refusals, lambda raw: raw.hex().encode())
+    refusals = HandshakeRejections(lambda: 0.0)
+    guard = CurveAuthenticator({"a": frozenset({"ff" * 32})}, refusals, lambda raw: raw.hex().encode())
     answer = guard.answer(question(domain, key, mechanism))
     good = domain == b"a" and mechanism == b"CURVE" and key == b"\xff" * 32
     assert answer[:4] == [b"", b"1.0", b"5", b"200" if good else b"400"]
@@ -220,7 +228,7 @@ def test_the_guard_answers_no_to_whatever_is_not_on_its_list(domain: bytes, mech
 
 def test_a_peer_is_logged_once_an_interval_and_many_peers_fill_no_memory() -> None:
     now = [0.0]
-    refusals = Refusals(lambda: now[0])
+    refusals = HandshakeRejections(lambda: now[0])
     with capture_logs() as lines:
         for _ in range(5):
             refusals.count("q", "10.0.0.9", "unknown")

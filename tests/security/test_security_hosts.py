@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import SettingsError
-from pipeline.hosting import Hosted, ProcessHost
-from pipeline.machines import AWAY_S, Machine, Orderly
-from pipeline.messages.hosts import HostOrders, HostRun, HostState, PartOrder
-from pipeline.runtime import Playing
-from pipeline.settings import Settings, SimulatorSettings
-from pipeline.settings.hosts import HostSettings, machines, place
-from services import join
-from services.__main__ import main
-from services.topology import Topology, build, joined, origin_of
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.hosts import HostOrders, HostRun, HostState, PartOrder
+from sparring.pipeline.settings import Settings, SimulatorSettings
+from sparring.pipeline.settings.hosts import HostSettings, machines, place
+from sparring.services.commands import join
+from sparring.services.main import main
+from sparring.services.process.hosting import HostedService, ProcessHost
+from sparring.services.process.machines import AWAY_S, Machine, OrderExecutor
+from sparring.services.process.runtime import Playing
+from sparring.services.supervision.topology import Topology, build, joined, origin_of
 
 HOSTS = {
     "desk": HostSettings(address="10.0.0.1"),
@@ -237,7 +237,7 @@ class Pair:
         self.processes: list[tuple[str, str, Process]] = []
         self.machine = Machine("rack", self._order, self.clock, patience_s=60.0)
         self.tasks = tasks
-        self.orderly: Orderly | None = None
+        self.orderly: OrderExecutor | None = None
         self._sessions = 0
 
     def _order(self, orders: HostOrders) -> None:
@@ -249,9 +249,9 @@ class Pair:
             process.ended.set()
         self._sessions += 1
         self.states = []  # what a former stay still says is heard by nobody
-        self.orderly = Orderly(f"rack.{self._sessions}", self._start, self.states.append, self.tasks)
+        self.orderly = OrderExecutor(f"rack.{self._sessions}", self._start, self.states.append, self.tasks)
 
-    def _start(self, name: str, order: PartOrder) -> Hosted:
+    def _start(self, name: str, order: PartOrder) -> HostedService:
         process = Process(100 + len(self.processes))
         self.processes.append((name, order.start, process))
         return process
@@ -387,7 +387,7 @@ def test_a_main_supervisor_that_was_started_anew_at_once_is_joined_anew(tmp_path
             board.latest["orders:rack"] = HostOrders(session="rack.2")
 
     board.latest["orders:rack"] = HostOrders(session="rack.1")
-    stay = join.Stay(joined(tmp_path, "rack"), ProcessHost(tmp_path), "rack.1")
+    stay = join.HostSession(joined(tmp_path, "rack"), ProcessHost(tmp_path), "rack.1")
 
     async def follow() -> None:
         with anyio.fail_after(10):
@@ -431,11 +431,11 @@ async def test_the_end_of_the_run_is_heard_and_said_to_be(pair: Pair) -> None:
 
 @in_virtual_time
 async def test_a_part_that_can_not_be_started_says_why(pair: Pair) -> None:
-    def refuse(name: str, order: PartOrder) -> Hosted:
+    def refuse(name: str, order: PartOrder) -> HostedService:
         raise OSError("no such program")
 
     part = pair.machine.start("a", "a.1")
-    pair.orderly = Orderly("rack.1", refuse, pair.states.append, pair.tasks)
+    pair.orderly = OrderExecutor("rack.1", refuse, pair.states.append, pair.tasks)
     await pair.talk()
     assert await part.wait() == "can not be started: no such program"
     assert part.hopeless

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SettingsError
-from pipeline.keys import (
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.security import (
     CONNECTIONS,
     ROLES,
     SIMULATORS,
@@ -24,16 +24,16 @@ from pipeline.keys import (
     server_tls,
     token,
 )
-from pipeline.keys.making import add, make, numbered
-from pipeline.protection import curve
-from pipeline.runtime import Run
-from pipeline.security import exposed, keys_folder, keys_missing, keys_unusable, unprotected
-from pipeline.settings import Settings
-from pipeline.settings.load import parse_settings
-from services import check, keys
-from services.__main__ import main
-from services.record_simulator import lone_simulator
-from services.topology import Topology
+from sparring.pipeline.security.making import add, make, numbered
+from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings.load import parse_settings
+from sparring.services.commands import check, keys
+from sparring.services.commands.record_simulator import lone_simulator
+from sparring.services.main import main
+from sparring.services.process.encryption import exposed, keys_folder, keys_missing, keys_unusable, unprotected
+from sparring.services.process.protection import curve
+from sparring.services.process.runtime import Run
+from sparring.services.supervision.topology import Topology
 
 NAMES = [
     "steps",
@@ -90,7 +90,7 @@ def test_a_folder_is_made_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.keys.making._write_lists", full)
+    monkeypatch.setattr("sparring.pipeline.security.making._write_lists", full)
     with pytest.raises(SettingsError, match="can not be made \\(No space left on device\\)"):
         make(tmp_path / "keys", [])
     assert list(tmp_path.iterdir()) == []

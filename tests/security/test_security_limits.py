@@ -16,21 +16,31 @@ import trio
 from anyio.abc import SocketListener
 from hypothesis import given
 from hypothesis import strategies as st
-from security_house import SPECS, End, Endpoint, endpoint, hello
 from trio.testing import MockClock
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import BehaviorReport, Behaviors, Bye, Decisions, Fault, Ping, Pong, Statistic, Step
-from pipeline.metrics import Registry
-from pipeline.settings import parse_settings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.stepping.admission import host_of
-from pipeline.stepping.flow import OWN_BYTES, Bucket, Pool
-from pipeline.stepping.limits import LimitSettings, check_behaviors
-from pipeline.stepping.listening import ACCEPTS_PER_S, PacedListener
-from pipeline.stepping.refusals import INTERVAL_S, PEERS, Refusals
-from pipeline.stepping.simulators import Unnamed
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import (
+    BehaviorReport,
+    Behaviors,
+    Bye,
+    Decisions,
+    Fault,
+    Ping,
+    Pong,
+    Statistic,
+    Step,
+)
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.limits import LimitSettings, check_behaviors
+from sparring.services.endpoint.admission import host_of
+from sparring.services.endpoint.flow import OWN_BYTES, LeakyBucket, Pool
+from sparring.services.endpoint.listening import ACCEPTS_PER_S, PacedListener
+from sparring.services.endpoint.refusals import INTERVAL_S, PEERS, RejectionLog
+from sparring.services.endpoint.simulators import DefaultBehaviors
+from tests.security.security_house import SPECS, End, Endpoint, endpoint, hello
 
 pytestmark = pytest.mark.anyio
 
@@ -408,7 +418,7 @@ async def test_simulators_that_come_and_go_leave_nothing_behind_and_disturb_nobo
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 50)), max_size=60), st.floats(1, 100), st.floats(1, 100))
 def test_a_rate_holds_whatever_comes_when(arrivals: list[tuple[float, float]], rate: float, burst: float) -> None:
     """Who waits as told never takes more than the burst, the rate's share of the time, and its last bite."""
-    bucket, now, taken, last = Bucket(rate, burst, 0.0), 0.0, 0.0, 0.0
+    bucket, now, taken, last = LeakyBucket(rate, burst, 0.0), 0.0, 0.0, 0.0
     for pause, units in arrivals:
         now += pause
         assert taken <= burst + rate * now + last + 1e-6
@@ -458,7 +468,7 @@ class Lines:
 
 async def test_a_refusal_is_logged_once_for_each_peer_and_interval_and_counted_always() -> None:
     now, log, registry = [0.0], Lines(), Registry("s", "s.1")
-    refusals = Refusals(registry, log, lambda: now[0])
+    refusals = RejectionLog(registry, log, lambda: now[0])
     for _ in range(100):
         refusals.refuse("malformed", "a", got="x")
         refusals.refuse("malformed", "b", got="y")
@@ -481,7 +491,7 @@ async def test_a_refusal_is_logged_once_for_each_peer_and_interval_and_counted_a
 
 async def test_the_log_of_peers_takes_no_more_memory_the_more_of_them_there_are() -> None:
     log = Lines()
-    refusals = Refusals(Registry("s", "s.1"), log, lambda: 0.0)
+    refusals = RejectionLog(Registry("s", "s.1"), log, lambda: 0.0)
     for number in range(3 * PEERS):
         refusals.refuse("malformed", f"peer {number}" + "x" * 500)
     assert len(log.all) == PEERS + 1
@@ -544,10 +554,10 @@ async def test_a_reader_tells_how_large_the_message_is_that_has_begun() -> None:
 OTHER = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(1,)),), actions=ActionSpec(continuous=1))
 
 
-def counting_for_all(*scripts: str) -> Unnamed:
+def counting_for_all(*scripts: str) -> DefaultBehaviors:
     """As `default_settings: {}`."""
     settings = parse_settings("default_settings: {}", "test").settings.unnamed
-    return Unnamed(settings=settings, scripts=frozenset(scripts))
+    return DefaultBehaviors(settings=settings, scripts=frozenset(scripts))
 
 
 async def test_simulators_add_no_more_behaviors_than_the_limit_and_what_is_refused_adds_none() -> None:

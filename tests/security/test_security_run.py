@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.keys import ROLES, read_curve, token
-from pipeline.keys.making import make
+from sparring.pipeline.security import ROLES, read_curve, token
+from sparring.pipeline.security.making import make
 
 MAIN, RACK = "127.0.0.2", "127.0.0.3"
 
@@ -63,7 +63,7 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings(tmp_path, port), sort_keys=False))
     here, there = tmp_path / "here", tmp_path / "there"
-    sparring = [sys.executable, "-m", "services"]
+    sparring = [sys.executable, "-m", "sparring"]
     join = [
         *sparring,
         "join",

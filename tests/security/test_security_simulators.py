@@ -19,14 +19,12 @@ import msgpack
 import numpy as np
 import pytest
 from anyio.abc import SocketAttribute
-from security_house import SPECS, Endpoint, endpoint, hello, secrets_of
 
-import pipeline.messages.service
-from pipeline.errors import CodecError, RemoteProtocolError, SettingsError
-from pipeline.keys import client_tls, making, server_tls, token
-from pipeline.messages.codec import FrameReader, from_bytes, to_bytes
-from pipeline.messages.schema import TAGS
-from pipeline.messages.simulator import (
+import sparring.pipeline.messages.service
+from sparring.pipeline.errors import CodecError, RemoteProtocolError, SettingsError
+from sparring.pipeline.messages.codec import FrameReader, from_bytes, to_bytes
+from sparring.pipeline.messages.schema import TAGS
+from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
     BehaviorActions,
@@ -38,15 +36,17 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.settings import parse_settings
-from pipeline.simulation import Client
-from pipeline.simulation.encrypted import credential_of, encrypt
-from pipeline.stepping.credentials import Credentials, credentials
-from pipeline.stepping.listening import listen
-from pipeline.stepping.outgoing import Outgoing
-from pipeline.stepping.settings import Accepted
-from services.record_simulator import lone_simulator
-from services.topology import shown
+from sparring.pipeline.security import client_tls, making, server_tls, token
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.simulation import Client
+from sparring.pipeline.simulation.encrypted import credential_of, encrypt
+from sparring.pipeline.stepping.settings import Accepted
+from sparring.services.commands.record_simulator import lone_simulator
+from sparring.services.endpoint.credentials import Credentials, credentials
+from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.outgoing import Outgoing
+from sparring.services.supervision.topology import shown
+from tests.security.security_house import SPECS, Endpoint, endpoint, hello, secrets_of
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +73,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Door:
+class GuardedEndpoint:
     """An endpoint on loopback."""
 
     house: Endpoint
@@ -127,14 +127,16 @@ class Door:
 
 
 @asynccontextmanager
-async def door(keys: Path | None, accepted: Accepted = "either", *, encrypt: bool = True) -> AsyncIterator[Door]:
+async def door(
+    keys: Path | None, accepted: Accepted = "either", *, encrypt: bool = True
+) -> AsyncIterator[GuardedEndpoint]:
     """An endpoint that asks for keys."""
     asked = credentials("tcp://127.0.0.1:1", keys, accepted, encrypt=encrypt)
     async with endpoint(asked) as house:
         listener = await listen("tcp://127.0.0.1:0")
         address = listener.extra(SocketAttribute.local_address)
         house.tasks.start_soon(house.gate.run, listener, house.tasks)
-        yield Door(house, ("127.0.0.1", address[1]))
+        yield GuardedEndpoint(house, ("127.0.0.1", address[1]))
 
 
 # ---------------------------------------------------------------- who comes in
@@ -280,7 +282,7 @@ async def test_what_a_simulator_said_once_says_nothing_when_it_is_said_again(key
     async with door(keys) as there:
         recorded = bytearray()
         with Relay(there.address, recorded.extend) as relay:
-            visitor = Door(there.house, relay.address)
+            visitor = GuardedEndpoint(there.house, relay.address)
             client = await visitor.visit(keys, "arcade")
             await anyio.to_thread.run_sync(client.close)
         assert len(there.house.lines("simulator_connected")) == 1
@@ -329,7 +331,7 @@ class Relay:
 
 
 @pytest.mark.parametrize(
-    "tag", sorted(tag for tag, cls in TAGS.items() if cls.__module__ != "pipeline.messages.simulator")
+    "tag", sorted(tag for tag, cls in TAGS.items() if cls.__module__ != "sparring.pipeline.messages.simulator")
 )
 async def test_what_services_say_to_each_other_is_nothing_a_simulator_may_say(tag: str) -> None:
     """Weights, permits, assignments, state: none of them is taken from a simulator, however well it is made."""
@@ -340,7 +342,7 @@ async def test_what_services_say_to_each_other_is_nothing_a_simulator_may_say(ta
         await peer.say((8 + len(header) + -len(header) % 8).to_bytes(4, "little") + len(header).to_bytes(4, "little"))
         await peer.say(header + bytes(-len(header) % 8))
         assert (await peer.refused()).code in ("malformed", "unexpected_message")
-    assert pipeline.messages.service.__name__ in {cls.__module__ for cls in TAGS.values()}
+    assert sparring.pipeline.messages.service.__name__ in {cls.__module__ for cls in TAGS.values()}
 
 
 # ---------------------------------------------------------------- secrets

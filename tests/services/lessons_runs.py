@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from self_play_runs import Play
 
-from pipeline.messages.service import LessonsState
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.game import decisions, ends
-from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.service import LessonsState
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from tests.services.self_play_runs import Play
 
 LENGTH = 6
 """Decisions of an episode; each is paid with 1."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.client import run
-from pipeline.simulation.game import decisions, ends
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.client import run
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     observations=(ObservationSpec(name="age", shape=(1,)),), actions=ActionSpec(continuous=1, discrete=(2,))

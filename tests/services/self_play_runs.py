@@ -13,24 +13,24 @@ from typing import Any
 
 import anyio
 import pytest
-import services_graph
 import trio._core._run as scheduler
 import yaml
 from anyio.abc import TaskGroup
-from services_graph import Graph
 
-from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import PolicyWeights, RunState, Segments
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.runtime import Context, Run
-from pipeline.settings import parse_settings
-from pipeline.simulation.duel import Duel
-from pipeline.simulation.game import Game, PlaysScripts
-from pipeline.simulation.soccer import Soccer
-from pipeline.specs import BehaviorId, BehaviorSpec
-from services.players import write_opponents
-from services.topology import build
+from sparring.pipeline.games.duel import Duel
+from sparring.pipeline.games.soccer import Soccer
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from sparring.pipeline.messages.service import PolicyWeights, RunState, Segments
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.simulation.game import Game, ScriptedGame
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.services.commands.players import write_opponents
+from sparring.services.process.runtime import Context, Run
+from sparring.services.supervision.topology import build
+from tests.services import services_graph
+from tests.services.services_graph import Graph
 
 BUFFER = 64
 STEPS = 640
@@ -109,7 +109,7 @@ class Watched:
         return self._game.behaviors()
 
     def scripts(self) -> Mapping[str, Sequence[str]]:
-        return self._game.scripts() if isinstance(self._game, PlaysScripts) else {}
+        return self._game.scripts() if isinstance(self._game, ScriptedGame) else {}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         self.resets[-1] += 1
@@ -187,14 +187,14 @@ class Witness:
         return [record for on, under, record in self.said if (on, under) == (board, key)]
 
     @property
-    def assignments(self) -> list[Assignment]:
+    def assignments(self) -> list[MatchupAssignment]:
         """All that were published, in order."""
         return self.records("coordination", "assignment")
 
     @property
-    def draws(self) -> dict[int, Draw]:
+    def draws(self) -> dict[int, Matchup]:
         """All draws by their number, which names the same one for ever."""
-        found: dict[int, Draw] = {}
+        found: dict[int, Matchup] = {}
         for assignment in self.assignments:
             for draw in assignment.draws:
                 assert asdict(found.setdefault(draw.number, draw)) == asdict(draw)
@@ -376,7 +376,7 @@ def check_nothing_goes_back(play: Play) -> None:
     for name in play.graph.names:
         versions = [weights.version for weights in play.witness.records(f"policy-{name}", "weights")]
         assert all(a < b for a, b in itertools.pairwise(versions)), versions
-    serials: dict[int, Assignment] = {}
+    serials: dict[int, MatchupAssignment] = {}
     latest = 0
     for assignment in play.witness.assignments:
         assert assignment.serial >= latest
@@ -397,7 +397,7 @@ def _check_turns(play: Play) -> None:
             name = record.behavior
             gained[name] += max(0, record.trained - trained[name])
             trained[name] = record.trained
-        if isinstance(record, Assignment):
+        if isinstance(record, MatchupAssignment):
             new = record.draws[0].team
             if team is not None and new != team:
                 assert any(

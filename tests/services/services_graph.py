@@ -12,17 +12,17 @@ import anyio
 import structlog
 from anyio.abc import ByteStream, TaskGroup
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.service import AssemblyState, LearnerState, RunState
-from pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Reset, Step
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.runtime import Context, Run, inline
-from pipeline.settings import parse_settings
-from pipeline.simulation.counting import StepCounter
-from pipeline.simulation.game import Game, PlaysScripts
-from pipeline.simulation.parameters import Parameters
-from services import assembly, coordination, learning, stepping
-from services.topology import build
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.service import AssemblyState, LearnerState, RunState
+from sparring.pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Reset, Step
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.simulation.counting import StepCounter
+from sparring.pipeline.simulation.game import Game, ScriptedGame
+from sparring.pipeline.simulation.parameters import Parameters
+from sparring.services.process.runtime import Context, Run, inline
+from sparring.services.stages import assembly, coordination, learning, stepping
+from sparring.services.supervision.topology import build
 
 SERVICES: dict[str, Callable[[Context], Any]] = {
     "stepping-0": stepping.run,
@@ -207,7 +207,7 @@ class Graph:
     async def _play(
         self, stream: MemoryStream, number: int, game: Game, counter: StepCounter, parameters: Parameters
     ) -> None:
-        scripts = game.scripts() if isinstance(game, PlaysScripts) else {}
+        scripts = game.scripts() if isinstance(game, ScriptedGame) else {}
         hello = Hello(
             version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number, scripts=dict(scripts)
         )

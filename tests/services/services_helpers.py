@@ -29,8 +29,8 @@ HANG_S = 500.0
 
 EXPORTING = f"""
 import sys
-from services import exports, supervisor
-from services.__main__ import main
+from sparring.services.supervision import exports, supervisor
+from sparring.services.main import main
 exports.NICENESS, supervisor.EXPORT_S = 0, {HANG_S}
 sys.exit(main())
 """
@@ -88,7 +88,7 @@ class Training:
         export: bool = False,
     ) -> None:
         self.directory = results / run_id
-        program = ["-c", EXPORTING] if export else ["-m", "services"]
+        program = ["-c", EXPORTING] if export else ["-m", "sparring"]
         command = [*prefix, sys.executable, *program, "train", *arguments]
         command += ["--results-dir", str(results), "--run-id", run_id, *([] if export else ["--no-export"])]
         variables = {**os.environ, **(environment or {})}

@@ -12,17 +12,17 @@ from typing import Any
 import anyio
 import structlog
 from anyio.abc import TaskGroup
-from services_graph import MemoryListener, settings_text
 
-from pipeline.hosting import Hosted, Task, start_task
-from pipeline.messages.service import Metrics
-from pipeline.monitoring.stalls import Stalls
-from pipeline.queues.interface import Subscription
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.runtime import Context
-from pipeline.settings import parse_settings
-from services.supervisor import Supervisor
-from services.topology import ServicePlan, Topology, build
+from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.monitoring.stalls import Stalls
+from sparring.pipeline.queues.interface import Subscription
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.services.process.hosting import HostedService, Task, start_task
+from sparring.services.process.runtime import Context
+from sparring.services.supervision.supervisor import Supervisor
+from sparring.services.supervision.topology import ServicePlan, Topology, build
+from tests.services.services_graph import MemoryListener, settings_text
 
 
 def topology(folder: Path, **values: Any) -> Topology:
@@ -48,7 +48,7 @@ class TaskHost:
     listener: MemoryListener | None = None
     started: dict[str, list[Task]] = field(default_factory=dict)
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         async def work(stop: anyio.Event) -> None:
             transport = MemoryTransport(self.hub, start=start)
             async with transport:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from services_helpers import SAME_EVERYWHERE, Training, balanced, json_lines
 
-from pipeline.learning.checkpoints import initial_folder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-from unity_bridge import free_ports
-from unity_null_trainer import executable
+from sparring.pipeline.learning.checkpoints import initial_folder
+from tests.services.services_helpers import SAME_EVERYWHERE, Training, balanced, json_lines
+from tests.simulation.unity_bridge import free_ports
+from tests.simulation.unity_null_trainer import executable
 
 pytestmark = pytest.mark.slow
 

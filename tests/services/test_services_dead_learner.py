@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services_helpers import Training, config
+
+from tests.services.services_helpers import Training, config
 
 KNOWN_S = 10.0
 SLOW_MACHINE_S = 5.0

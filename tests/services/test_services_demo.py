@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.demonstrations.episodes import SUFFIX, Recording, encode
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services.__main__ import COMMANDS, main
+from sparring.pipeline.demonstrations.episodes import SUFFIX, Recording, encode
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.main import COMMANDS, main
 
 SPEC = BehaviorSpec(
     observations=(

@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 
 import anyio
 import pytest
-from services_graph import Graph, begin
 from trio.testing import MockClock
 
-from pipeline import files
-from pipeline.errors import NoRoom, first_failure
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.simulation.goal import Goal
-from pipeline.writing import COUNTER
+from sparring.pipeline import files
+from sparring.pipeline.errors import NoRoom, first_failure
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.monitoring.writing import COUNTER
+from tests.services.services_graph import Graph, begin
 
 AGENTS = 4
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import services.doctor
-from pipeline import doctor, keys
-from pipeline.doctor import Row
-from pipeline.errors import SettingsError
-from pipeline.keys.making import make
-from pipeline.settings import parse_settings
-from services.__main__ import main
+import sparring.services.commands.doctor
+from sparring.pipeline import security as keys
+from sparring.pipeline.errors import SettingsError, install_command
+from sparring.pipeline.security.making import make
+from sparring.pipeline.settings import parse_settings
+from sparring.services.commands import doctor_checks as doctor
+from sparring.services.commands.doctor_checks import Row
+from sparring.services.main import main
 
 GIB = 2**30
 DECLARED = [
@@ -38,7 +39,7 @@ def test_a_library_that_is_needed_must_be_there_and_be_new_enough_and_others_may
     assert (rows[1].got, rows[1].expected) == ("2.3.9+cu121", ">=2.4")
     missing = list(doctor.versions(DECLARED, frozenset({"train", "onnx"}), {"msgpack": "1.0.5", "torch": "2.4"}.get))
     assert states(missing) == {"msgpack": "ok", "torch (extra train)": "ok", "onnx (extra onnx)": "bad"}
-    assert missing[2].remedy == "pip install 'sparring[onnx]'"
+    assert missing[2].remedy == install_command("onnx")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,9 @@ def taken() -> Iterator[int]:
 
 def endpoints(text: str) -> list[Row]:
     """What the doctor says of the ports of a configuration."""
-    return list(services.doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings))
+    return list(
+        sparring.services.commands.doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings)
+    )
 
 
 def test_the_ports_between_machines_are_those_of_a_run_at_the_addresses_that_are_here(taken: int) -> None:

@@ -12,19 +12,19 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from services_graph import settings_text
 from trio.testing import MockClock
 
-from pipeline import files
-from pipeline.errors import SettingsError
-from pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
-from pipeline.queues.memory import MemoryHub, MemoryTransport
-from pipeline.settings import parse_settings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services import supervisor as supervisors
-from services.ports import Ports
-from services.supervisor import EXPORT_S, START_S, Supervisor
-from services.topology import ServicePlan, Topology, build
+from sparring.pipeline import files
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.supervision import supervisor as supervisors
+from sparring.services.supervision.ports import Ports
+from sparring.services.supervision.supervisor import EXPORT_S, START_S, Supervisor
+from sparring.services.supervision.topology import ServicePlan, Topology, build
+from tests.services.services_graph import settings_text
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_a_learner_that_hangs_is_known_within_10_seconds_whenever_it_does(
             tasks.cancel_scope.cancel()
 
 
-class Exported:
+class ExportResult:
     """In the place of a run's exports: what the supervisor said to them."""
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -204,7 +204,7 @@ def at(checkpoint: str) -> LearnerState:
 async def test_every_checkpoint_of_a_run_is_exported_and_the_last_one_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exports = Exported()
+    exports = ExportResult()
     monkeypatch.setattr(supervisors, "Exports", lambda *_, **__: exports)
     topology = build(parse_settings(settings_text(), "test").settings, run_id="test", directory=tmp_path, seed=1)
     host, hub = Host({}), MemoryHub()

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from pipeline import errors
-from pipeline.monitoring.summary import STATUSES, Status, summary
-from services import evaluate, train
-from services.__main__ import main
+from sparring.pipeline import errors
+from sparring.pipeline.monitoring.summary import STATUSES, Status, summary
+from sparring.services.commands import evaluate, train
+from sparring.services.main import main
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}

@@ -14,14 +14,15 @@ import anyio
 import onnx
 import pytest
 
-from pipeline.learning import export_packages
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services.__main__ import main
-from services.exports import Exports
+from sparring.pipeline.errors import install_command
+from sparring.pipeline.export import packages as export_packages
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.main import main
+from sparring.services.supervision.exports import Exports
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(3,)),), actions=ActionSpec(continuous=1))
 
@@ -126,7 +127,7 @@ def test_what_is_not_there_is_bad_input_that_names_what_is(run, capsys, argument
 def test_missing_packages_are_named_with_how_to_install_them(run, capsys, monkeypatch):
     monkeypatch.setattr(export_packages, "ONNX_PACKAGES", ("onnx_is_not_here",))
     assert main(["export", str(run)]) == 1
-    assert "pip install 'sparring[onnx]'" in capsys.readouterr().err
+    assert install_command("onnx") in capsys.readouterr().err
     assert files(run) == []
 
 
@@ -186,7 +187,7 @@ async def test_a_checkpoint_is_exported_by_a_child_that_lets_others_go_first(run
     (said,) = log.of("exported")
     assert said["checkpoint"] == "Goal/checkpoint-000000002000"
     assert said["result"] == (
-        f"1 -m services export {run} --attached --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
+        f"1 -P -m sparring export {run} --attached --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
     )
     assert (exports.exported, exports.skipped, exports.failed) == (1, 0, 0)
 
@@ -194,7 +195,7 @@ async def test_a_checkpoint_is_exported_by_a_child_that_lets_others_go_first(run
 @pytest.mark.anyio
 async def test_checkpoints_that_were_overtaken_or_removed_are_skipped_and_counted(run, tmp_path, stand_in):
     log = Log()
-    exports = Exports(run, stand_in('case "$8" in *3000) read passed < "$gate" ;; esac'), log)
+    exports = Exports(run, stand_in('case "$9" in *3000) read passed < "$gate" ;; esac'), log)
     paths = [save(run, "Goal", trained) for trained in (3000, 4000, 5000)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
@@ -294,7 +295,7 @@ def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
     weights = run / "Goal" / "checkpoint-000000002000" / "weights.safetensors"
     weights.unlink()
     os.mkfifo(weights)
-    command = [sys.executable, "-m", "services", "export", str(run), "--behavior=Goal", "--attached"]
+    command = [sys.executable, "-m", "sparring", "export", str(run), "--behavior=Goal", "--attached"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with weights.open("wb"):  # as soon as the child reads
         assert child.poll() is None
@@ -308,7 +309,9 @@ def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_real_child_writes_the_files_beside_the_run(run, monkeypatch):
-    monkeypatch.setattr("services.exports.NICENESS", 0)  # who lets all others go first may wait for them for ever
+    monkeypatch.setattr(
+        "sparring.services.supervision.exports.NICENESS", 0
+    )  # who lets all others go first may wait for them for ever
     log = Log()
     exports = Exports(run, sys.executable, log)
     async with anyio.create_task_group() as tasks:

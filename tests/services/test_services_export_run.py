@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from services_helpers import Training
 
-from pipeline.learning.checkpoints import load
-from pipeline.learning.export import load_onnx
-from pipeline.learning.export_check import TOLERANCE, compare
-from pipeline.learning.export_policy import trained_policy
+from sparring.pipeline.export.check import TOLERANCE, compare
+from sparring.pipeline.export.checkpoints import load_onnx
+from sparring.pipeline.export.policy import trained_policy
+from sparring.pipeline.learning.checkpoints import load
+from tests.services.services_helpers import Training
 
 RESULT = re.compile(r"Goal  (\d+) steps  \S+  .*largest difference (\S+)  \S+ s")
 

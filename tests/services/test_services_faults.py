@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "trust"))
-
-from rows import ROWS, Bench
+from tests.faults.rows import ROWS, Bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services_helpers import last_of, side_by_side
+
+from tests.services.services_helpers import last_of, side_by_side
 
 pytestmark = pytest.mark.slow
 

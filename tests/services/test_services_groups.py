@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from services_helpers import last_of, side_by_side
+
+from tests.services.services_helpers import last_of, side_by_side
 
 pytestmark = pytest.mark.slow
 

@@ -12,15 +12,15 @@ import anyio
 import pytest
 import structlog
 import torch
-from services_graph import Graph, begin
 from trio.testing import MockClock
 
-from pipeline.messages.service import LearnerState
-from pipeline.metrics import highest, mean
-from pipeline.simulation.crowd import Crowd
-from pipeline.simulation.game import Game
-from pipeline.simulation.goal import Goal
-from pipeline.simulation.goals import Goals
+from sparring.pipeline.games.crowd import Crowd
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.games.goals import Goals
+from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.monitoring.metrics import highest, mean
+from sparring.pipeline.simulation.game import Game
+from tests.services.services_graph import Graph, begin
 
 POCA: dict[str, Any] = {"trainer": "poca"}
 CROWD = POCA | {"names": ("Crowd",)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pipeline.errors import NO_ROOM
-from pipeline.hosting import Process, ProcessHost
+from sparring.pipeline.errors import NO_ROOM
+from sparring.services.process.hosting import Process, ProcessHost
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from services_helpers import last_of, side_by_side
 
-from pipeline.demonstrations.episodes import SUFFIX, encode
-from pipeline.demonstrations.tape import Tape
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.simulation.goal import SUCCESS, Goal
+from sparring.pipeline.demonstrations.episodes import SUFFIX, encode
+from sparring.pipeline.demonstrations.tape import Tape
+from sparring.pipeline.games.goal import SUCCESS, Goal
+from sparring.pipeline.messages.simulator import BehaviorActions
+from tests.services.services_helpers import last_of, side_by_side
 
 pytestmark = pytest.mark.slow
 

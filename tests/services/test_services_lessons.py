@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services_helpers import Training, balanced, config, json_lines
+
+from tests.services.services_helpers import Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
 

@@ -11,13 +11,21 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from lessons_runs import LENGTH, Pupil, check_books, check_lessons_only_go_on, curriculum, plain_settings, told
-from self_play_runs import KINDS, SELF_PLAY, Play, Witness, begin, same_order, whole
-from self_play_runs import plain_settings as self_play_settings
 from trio.testing import MockClock
 
-from pipeline.messages.service import LearnerState, LessonsState, RunState
-from pipeline.simulation.balance import Balance
+from sparring.pipeline.games.balance import Balance
+from sparring.pipeline.messages.service import LearnerState, LessonsState, RunState
+from tests.services.lessons_runs import (
+    LENGTH,
+    Pupil,
+    check_books,
+    check_lessons_only_go_on,
+    curriculum,
+    plain_settings,
+    told,
+)
+from tests.services.self_play_runs import KINDS, SELF_PLAY, Play, Witness, begin, same_order, whole
+from tests.services.self_play_runs import plain_settings as self_play_settings
 
 STEPS = 1000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lifeline import PIPE_VARIABLE
-from services import __main__ as command
+from sparring.services import main as command
+from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
 def test_a_service_is_tied_to_its_supervisor_before_it_loads_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,15 +24,14 @@ def test_a_service_is_tied_to_its_supervisor_before_it_loads_anything_else(monke
     monkeypatch.setattr(command.importlib, "import_module", load)
     with pytest.raises(KeyboardInterrupt):
         command.main(["service", "assembly"])
-    assert order == ["tied", "services.service"]
+    assert order == ["tied", "sparring.services.commands.service"]
 
 
 def test_a_process_whose_supervisor_is_gone_ends_at_once(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    code = (
-        "from pipeline.lifeline import end_with_supervisor as tie; tie(); import threading; threading.Event().wait(50)"
-    )
+    code = "from sparring.services.process.lifeline import end_with_supervisor as tie; tie(); "
+    code += "import threading; threading.Event().wait(50)"
     process = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, PIPE_VARIABLE: str(reader)}, pass_fds=(reader,), timeout=40
     )

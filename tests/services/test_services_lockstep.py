@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from services_helpers import Training, balanced, config
+
+from tests.services.services_helpers import Training, balanced, config
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def weights(results: Path, file: Path, run_id: str, *arguments: str, seed: int =
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     """As processes, twice, and in one; of four simulators, one is slowed at random. Another seed gives others."""
     file = config(tmp_path, mode="lockstep", count=4, max_steps=12_000, buffer_size=512)
-    command = [sys.executable, "-m", "services", "simulator", "balance", "--areas", "8", "--slow", "4"]
+    command = [sys.executable, "-m", "sparring", "simulator", "balance", "--areas", "8", "--slow", "4"]
     slow = f"- {{name: balance, count: 3, areas: 8}}\n  - {{command: {json.dumps(command)}}}"
     file.write_text(file.read_text().replace("- {name: balance, count: 4, areas: 8}", slow))
     first = weights(tmp_path, file, "first")

@@ -10,16 +10,16 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from services_graph import begin
 from trio.testing import MockClock
 
-from pipeline import sequences
-from pipeline.learning.buffer import Batch
-from pipeline.learning.ppo import PPO
-from pipeline.learning.report import UpdateReport
-from pipeline.networks import distributions
-from pipeline.networks.recurrent import Layout
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.ppo import PPO
+from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.recurrent import Layout
+from tests.services.services_graph import begin
 
 MEMORY = ", memory: {sequence_length: 4, memory_size: 6}"
 NETWORKS = {

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipeline.messages.service import Books
-from services.outcome import closed
+from sparring.pipeline.messages.service import StepCounts
+from sparring.services.supervision.outcome import closed
 
-BOOKS = Books(produced=100, trained=60, ghost=5, stale=3, lost=2, open=30)
+BOOKS = StepCounts(produced=100, trained=60, ghost=5, stale=3, lost=2, open=30)
 HELD = {"assembly": 8, "coordination": 2, "learning-A": 10}
 
 

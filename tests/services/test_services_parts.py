@@ -6,8 +6,8 @@ import anyio
 import pytest
 from trio.testing import MockClock
 
-from pipeline.settings.pipeline import RestartSettings
-from services.parts import Parts
+from sparring.pipeline.settings.pipeline import RestartSettings
+from sparring.services.supervision.parts import Parts
 
 
 class Doomed:

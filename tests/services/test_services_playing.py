@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from services_helpers import Training, balanced, progress
 
-from pipeline.demonstrations.episodes import read
-from services.__main__ import main
-from services.runs import find
+from sparring.pipeline.demonstrations.episodes import read
+from sparring.services.commands.runs import find
+from sparring.services.main import main
+from tests.services.services_helpers import Training, balanced, progress
 
 MANY = 10**6
 
@@ -62,7 +62,7 @@ class Command(Training):
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-m", "sparring", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.lines = []
         self._arrived = threading.Condition()
@@ -221,7 +221,7 @@ def test_a_killed_simulator_comes_back_and_the_evaluation_completes(trained: Pat
 
 def _is_simulator(process: psutil.Process) -> bool:
     words = process.cmdline()
-    return words[1:4] == ["-m", "services", "simulator"]
+    return words[1:5] == ["-P", "-m", "sparring", "simulator"]
 
 
 # ---------------------------------------------------------------- inference
@@ -265,8 +265,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def untrained(folder: Path) -> Path:
     """A run that was prepared and has no checkpoint."""
-    from pipeline.settings import read as read_settings
-    from services.topology import build
+    from sparring.pipeline.settings import read as read_settings
+    from sparring.services.supervision.topology import build
 
     directory = folder / "bare"
     directory.mkdir()

@@ -12,24 +12,24 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import services_graph
 from anyio.abc import TaskGroup
-from services_graph import Graph, begin, settings_text
 from trio.testing import MockClock
 
-from pipeline.demonstrations.episodes import read
-from pipeline.errors import ServiceError, first_failure
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.learning.learner import Learner
-from pipeline.messages.service import Books, LearnerState
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.runtime import Playing
-from pipeline.settings import parse_settings
-from pipeline.simulation.game import Game, decisions, ends
-from pipeline.simulation.goal import Goal
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services import playing
-from services.topology import build
+from sparring.pipeline.demonstrations.episodes import read
+from sparring.pipeline.errors import ServiceError, first_failure
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.messages.service import LearnerState, StepCounts
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.simulation.game import Game, decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.process.runtime import Playing
+from sparring.services.stages import playing
+from sparring.services.supervision.topology import build
+from tests.services import services_graph
+from tests.services.services_graph import Graph, begin, settings_text
 
 MEMORY = ", memory: {sequence_length: 4, memory_size: 6}, previous_action: true"
 CLOCK = BehaviorSpec(observations=(ObservationSpec(name="age", shape=(1,)),), actions=ActionSpec(continuous=1))
@@ -258,7 +258,7 @@ async def test_coordination_comes_back_and_the_evaluation_completes(tmp_path: Pa
     assert recorded(tmp_path).keys() == told(tmp_path).keys()
 
 
-async def stopped(graph: Graph) -> tuple[LearnerState, Books, int]:
+async def stopped(graph: Graph) -> tuple[LearnerState, StepCounts, int]:
     """The player's last state, the books and all steps of simulators, after a stop along the flow."""
     for name in services_graph.SERVICES:
         graph.stops[name].set()

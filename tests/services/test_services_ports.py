@@ -9,9 +9,9 @@ import anyio
 import pytest
 import zmq
 
-from pipeline.errors import SettingsError
-from pipeline.stepping.listening import listen
-from services.ports import Ports
+from sparring.pipeline.errors import SettingsError
+from sparring.services.endpoint.listening import listen
+from sparring.services.supervision.ports import Ports
 
 HOST = "127.0.0.1"
 kept = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept can not be listened on")

@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from record_game import LAST, SPEC, Played
 
-from pipeline.demonstrations.episodes import Recording, read
-from pipeline.demonstrations.library import load
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.learning.learner import Learner
-from pipeline.learning.settings import TrainerSettings
-from pipeline.networks.settings import NetworkSettings
-from pipeline.simulation.client import run as play
-from pipeline.simulation.goal import Goal
-from pipeline.simulation.tag import Tag
-from pipeline.specs import BehaviorId
-from pipeline.stepping.policies import Policies
-from services import record as record_service
-from services.__main__ import COMMANDS, main
-from services.players import actor_of, load_player
-from services.record_actors import _Network
+from sparring.pipeline.demonstrations.episodes import Recording, read
+from sparring.pipeline.demonstrations.library import load
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.games.tag import Tag
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.simulation.client import run as play
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.policies import Policies
+from sparring.services.commands import record as record_service
+from sparring.services.commands.players import actor_of, load_player
+from sparring.services.commands.record_actors import _Network
+from sparring.services.main import COMMANDS, main
+from tests.services.record_game import LAST, SPEC, Played
 
 GAME = Path(__file__).parent / "record_game.py"
 SMALL: dict[str, Any] = {"hidden_units": 16, "num_layers": 1}

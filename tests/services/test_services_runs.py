@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-from services_helpers import Training, balanced, config, json_lines
 
-from pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from tests.services.services_helpers import Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
 

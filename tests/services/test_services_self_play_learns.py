@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from self_play_runs import KINDS, Play, check_books, check_no_resets, plain_settings, same_order, whole
 from trio.testing import MockClock
 
-from pipeline.simulation.duel import Duel
+from sparring.pipeline.games.duel import Duel
+from tests.services.self_play_runs import KINDS, Play, check_books, check_no_resets, plain_settings, same_order, whole
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from self_play_runs import (
+from trio.testing import MockClock
+
+from tests.services.self_play_runs import (
     KINDS,
     SELF_PLAY,
     Play,
@@ -20,8 +22,7 @@ from self_play_runs import (
     saved_rules,
     whole,
 )
-from services_helpers import Training, balanced
-from trio.testing import MockClock
+from tests.services.services_helpers import Training, balanced
 
 
 @pytest.fixture

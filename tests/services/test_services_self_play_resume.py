@@ -15,7 +15,10 @@ import psutil
 import pytest
 import torch
 import yaml
-from self_play_runs import (
+from trio.testing import MockClock
+
+from sparring.pipeline.messages.service import PolicyWeights, RunState
+from tests.services.self_play_runs import (
     KINDS,
     SELF_PLAY,
     STEPS,
@@ -28,10 +31,7 @@ from self_play_runs import (
     same_order,
     saved_rules,
 )
-from services_helpers import Training, balanced, json_lines
-from trio.testing import MockClock
-
-from pipeline.messages.service import PolicyWeights, RunState
+from tests.services.services_helpers import Training, balanced, json_lines
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from self_play_runs import KINDS, SELF_PLAY, check_all, plain_settings, whole
-from services_helpers import Training
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.soccer import Soccer
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.games.soccer import Soccer
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import BehaviorSpec
+from tests.services.self_play_runs import KINDS, SELF_PLAY, check_all, plain_settings, whole
+from tests.services.services_helpers import Training
 
 SCRIPTS = ["simulator/scripted", "simulator/still"]
 

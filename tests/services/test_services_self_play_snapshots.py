@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.coordination.ghosts import Ghosts
-from pipeline.coordination.self_play import SelfPlay
-from pipeline.coordination.settings import SelfPlaySettings
-from pipeline.coordination.snapshots import Snapshots
-from pipeline.messages.service import PolicyWeights
+from sparring.pipeline.coordination.ghosts import Ghosts
+from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.messages.service import PolicyWeights
 
 NAME = "Goal"
 SAVE = 10

@@ -12,7 +12,14 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from self_play_runs import (
+from trio.testing import MockClock
+
+from sparring.pipeline.games.duel import Duel
+from sparring.pipeline.games.soccer import Soccer
+from sparring.pipeline.messages.matches import MatchupAssignment
+from sparring.pipeline.messages.service import LearnerState, PolicyWeights
+from sparring.pipeline.simulation.game import Game
+from tests.services.self_play_runs import (
     BUFFER,
     KINDS,
     MEETS,
@@ -26,13 +33,6 @@ from self_play_runs import (
     same_order,
     whole,
 )
-from trio.testing import MockClock
-
-from pipeline.messages.matches import Assignment
-from pipeline.messages.service import LearnerState, PolicyWeights
-from pipeline.simulation.duel import Duel
-from pipeline.simulation.game import Game
-from pipeline.simulation.soccer import Soccer
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_books_balance_and_ghosts_are_counted_and_never_learned_from(
 
 def first_assigned() -> Seen:
     """Who plays whom has just been told for the first time."""
-    return lambda _board, _key, record: isinstance(record, Assignment)
+    return lambda _board, _key, record: isinstance(record, MatchupAssignment)
 
 
 def team_changed() -> Seen:
@@ -94,7 +94,7 @@ def team_changed() -> Seen:
     teams: list[int] = []
 
     def seen(_board: str, _key: str, record: Any) -> bool:
-        if isinstance(record, Assignment):
+        if isinstance(record, MatchupAssignment):
             teams.append(record.draws[0].team)
         return len(set(teams)) > 1
 

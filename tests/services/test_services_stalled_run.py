@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from services_helpers import Training
 
-from pipeline.errors import STALLED
+from sparring.pipeline.errors import STALLED
+from tests.services.services_helpers import Training
 
 HANGS = """
 import threading
-from pipeline.simulation.client import run
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.simulation.client import run
+from sparring.pipeline.games.goal import Goal
 
 class Hanging(Goal):
     def step(self, actions):

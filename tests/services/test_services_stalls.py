@@ -11,15 +11,15 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from services_graph import Graph, begin
-from stalls_runs import judged, supervised
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from pipeline.monitoring.overview import BOOKS
-from pipeline.monitoring.stalls import Stalls
-from pipeline.runtime import inline
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.monitoring.overview import BOOKS
+from sparring.pipeline.monitoring.stalls import Stalls
+from sparring.services.process.runtime import inline
+from tests.services.services_graph import Graph, begin
+from tests.services.stalls_runs import judged, supervised
 
 TIMEOUT_S = 12.0
 

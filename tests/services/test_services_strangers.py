@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from services_graph import Graph, begin
 from trio.testing import MockClock
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import VERSION, Act, BehaviorReport, Decisions, Fault, Hello, Reset, Step
-from pipeline.simulation.goal import Goal
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Act, BehaviorReport, Decisions, Fault, Hello, Reset, Step
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.services.services_graph import Graph, begin
 
 SPECS = dict(Goal().behaviors())
 HELLO = to_bytes(Hello(version=VERSION, name="stranger", behaviors=SPECS))

@@ -7,13 +7,19 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.queues.wire import make_id, parse_id
-from pipeline.runtime import Run
-from pipeline.settings import Settings
-from pipeline.settings.load import parse_settings
-from pipeline.unity.channels import ANALYTICS, received
-from services.service import own_start
-from services.topology import Topology, build, cores_beside_learners, service_plans, simulator_plans
+from sparring.pipeline.bridges.unity.channels import ANALYTICS, received
+from sparring.pipeline.queues.wire import make_id, parse_id
+from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings.load import parse_settings
+from sparring.services.commands.service import own_start
+from sparring.services.process.runtime import Run
+from sparring.services.supervision.topology import (
+    Topology,
+    build,
+    cores_beside_learners,
+    service_plans,
+    simulator_plans,
+)
 
 LEARNERS = {"learning-Striker", "learning-Goalie"}
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
-from self_play_runs import KINDS, plain_settings
-from services_helpers import HANG_S
 
-from pipeline.learning.checkpoints import CheckpointFolder
-from pipeline.learning.learner import Learner
-from pipeline.settings import parse_settings
-from pipeline.simulation.duel import Duel
-from pipeline.specs import BehaviorId
-from services.__main__ import main
-from services.topology import build
+from sparring.pipeline.games.duel import Duel
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.specs import BehaviorId
+from sparring.services.main import main
+from sparring.services.supervision.topology import build
+from tests.services.self_play_runs import KINDS, plain_settings
+from tests.services.services_helpers import HANG_S
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MATCHES = 6
@@ -105,7 +105,7 @@ def test_a_refusal_leaves_no_folder(tmp_path: Path, refused: Refusal) -> None:
 
 def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
     """What a tournament prints, its folder, and `tournament.json`."""
-    command = [sys.executable, "-m", "services", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
+    command = [sys.executable, "-m", "sparring", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (own,) = folder.glob("tournament-*")

@@ -12,16 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
-from services_helpers import Training, balanced, last_of
-from unity_runs import BEHAVIOR, executable, heard, intervals, players, settings, train
 
-from pipeline.errors import UNUSABLE
-from pipeline.settings import Settings, read
-from pipeline.simulation.registry import parse_options
-from services import simulator
-from services import train as command
-from services.check import summary
-from services.topology import Restarts, SimulatorPlan, build
+from sparring.pipeline.errors import UNUSABLE
+from sparring.pipeline.games.registry import parse_options
+from sparring.pipeline.settings import Settings, read
+from sparring.services.commands import train as command
+from sparring.services.commands.check import summary
+from sparring.services.stages import simulator
+from sparring.services.supervision.topology import Restarts, SimulatorPlan, build
+from tests.services.services_helpers import Training, balanced, last_of
+from tests.services.unity_runs import BEHAVIOR, executable, heard, intervals, players, settings, train
 
 GOAL = {
     "hyperparameters": {
@@ -73,7 +73,7 @@ def options_of(plan: SimulatorPlan) -> tuple[int, dict[str, Any]]:
     """Areas, and options in their types, as the simulator's process reads them."""
     parser = argparse.ArgumentParser()
     simulator.add_arguments(parser)
-    args = parser.parse_args(plan.command[4:])
+    args = parser.parse_args(plan.command[5:])
     assert args.name == "unity"
     return args.areas, parse_options("unity", args.option)
 
@@ -134,7 +134,7 @@ def test_without_a_build_the_run_waits_for_the_editor(tmp_path: Path) -> None:
     options = options_of(plan)[1]
     assert not {"path", "port"} & options.keys()
     assert "simulator: the Unity editor, when Play is pressed" in summary(asked(tmp_path))
-    assert [one.command[4] for one in plans(tmp_path, simulators=[{"name": "goal"}])] == ["goal"]
+    assert [one.command[5] for one in plans(tmp_path, simulators=[{"name": "goal"}])] == ["goal"]
 
 
 @pytest.mark.parametrize(
@@ -395,6 +395,6 @@ def test_a_build_that_is_not_there_is_not_tried_again(tmp_path: Path, capsys: py
     """The simulator's exit status says so, and its last line what there is."""
     (tmp_path / "Ball.txt").touch()
     (plan,) = plans(tmp_path, "--env", str(tmp_path / "Ball"))
-    assert simulator.main([*plan.command[4:], "--connect", "tcp://127.0.0.1:1"]) == UNUSABLE
+    assert simulator.main([*plan.command[5:], "--connect", "tcp://127.0.0.1:1"]) == UNUSABLE
     assert f"got the build {tmp_path}/Ball, which is not there" in (said := capsys.readouterr().err)
     assert "there are Ball.txt, config.yaml" in said

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from services_graph import Graph, begin
 from trio.testing import MockClock
 
-from pipeline.metrics import highest, mean
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.monitoring.metrics import highest, mean
+from tests.services.services_graph import Graph, begin
 
 AGENTS = 4
 

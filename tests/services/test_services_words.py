@@ -10,11 +10,11 @@ import anyio
 import pytest
 import structlog
 
-from pipeline.errors import SettingsError
-from pipeline.settings import Settings, read
-from services import train
-from services.byhand import relay, written_since
-from services.launch import checkpoints
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import Settings, read
+from sparring.services.commands import train
+from sparring.services.supervision.byhand import relay, written_since
+from sparring.services.supervision.launch import checkpoints
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline.runtime import Playing
-from pipeline.settings import Overrides, Settings, not_here, parse_settings, started_by_hand, without_effect
-from services.launch import trained_settings
-from services.playing import patience
-from services.topology import Restarts, build, load_run
+from sparring.pipeline.settings import Overrides, Settings, not_here, parse_settings, started_by_hand, without_effect
+from sparring.services.process.runtime import Playing
+from sparring.services.stages.playing import patience
+from sparring.services.supervision.launch import trained_settings
+from sparring.services.supervision.topology import Restarts, build, load_run
 
 EDITOR = "behaviors: {Ball: {max_steps: 5e5, reward_signals: {gail: {demo_path: a.demo}}}}\n"
 BUILD = EDITOR + f"env_settings: {{env_path: {sys.executable}, num_envs: 2}}\n"
@@ -84,7 +84,7 @@ def test_an_evaluation_of_what_the_editor_trained_waits_for_the_editor(text: str
     settings = trained_settings(tmp_path, deterministic=True, insecure=False)
     assert started_by_hand(settings) == ["waits for the Unity editor: press Play when told to (port 5004)"]
     (plan,) = build(settings, run_id="e", directory=tmp_path, seed=1, playing=Playing(checkpoints={})).simulators
-    assert plan.command[3:5] == ("simulator", "unity")
+    assert plan.command[4:6] == ("simulator", "unity")
 
 
 def test_somebody_has_as_long_to_start_a_game_as_the_episodes_may_take() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 import psutil
 import yaml
-from services_helpers import SAME_EVERYWHERE, Training, json_lines
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-from unity_bridge import free_ports, heard
-from unity_null_trainer import executable
+from tests.services.services_helpers import SAME_EVERYWHERE, Training, json_lines
+from tests.simulation.unity_bridge import free_ports, heard
+from tests.simulation.unity_null_trainer import executable
 
 __all__ = ["executable", "free_ports", "heard", "players", "settings", "train"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pipeline.errors import SettingsError
-from pipeline.settings import Loaded, Overrides, parse_settings
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import LoadedSettings, Overrides, parse_settings
 
 NAME = "run.yaml"
 
@@ -269,10 +269,11 @@ pipeline:
   port: 6100
   host_timeout_s: 60.0
   keys: keys
+  python_path: [environments]
 """
 
 
-def loaded(text: str, overrides: Overrides | None = None) -> Loaded:
+def loaded(text: str, overrides: Overrides | None = None) -> LoadedSettings:
     """What an indented text holds."""
     return parse_settings(textwrap.dedent(text), NAME, overrides)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.settings import no_device, parse_settings
-from services.__main__ import main as sparring
-from services.check import main
+from sparring.pipeline.settings import no_device, parse_settings
+from sparring.services.commands.check import main
+from sparring.services.main import main as sparring
 
 
 def _file(folder: Path, text: str) -> str:

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from settings_texts import loaded
 
-from pipeline.messages.simulator import Sampler
-from pipeline.settings import load, read, without_effect
-from pipeline.settings.parameters import curricula, in_lessons
-from pipeline.simulation.registry import make
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.messages.simulator import Sampler
+from sparring.pipeline.settings import load, read, without_effect
+from sparring.pipeline.settings.parameters import curricula, in_lessons
+from tests.settings.settings_texts import loaded
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -198,6 +198,7 @@ def test_a_curriculum_file_of_ml_agents_is_valid() -> None:
 
 
 def test_settings_load_neither_torch_nor_zmq_nor_an_event_loop() -> None:
-    code = "import sys, services.check; print([m for m in ('torch', 'zmq', 'anyio', 'gymnasium') if m in sys.modules])"
+    code = "import sys, sparring.services.commands.check as _; "
+    code += "print([m for m in ('torch', 'zmq', 'anyio', 'gymnasium') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from settings_texts import EVERY_KEY, NAME
 
-from pipeline.errors import SettingsError
-from pipeline.settings import parse_settings
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import parse_settings
+from tests.settings.settings_texts import EVERY_KEY, NAME
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TEXTS = [EVERY_KEY, *(path.read_text() for path in sorted(CONFIGS.glob("*.yaml")) if path.stat().st_size < 2000)]

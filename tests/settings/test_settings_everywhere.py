@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from settings_texts import EVERY_KEY, NAME, loaded, problems
 
-from pipeline.settings import BehaviorSettings, Settings
-from pipeline.settings.document import Entry, parse
-from pipeline.settings.known import all_keys, known_keys, models
+from sparring.pipeline.settings import BehaviorSettings, Settings
+from sparring.pipeline.settings.document import Entry, parse
+from sparring.pipeline.settings.known import all_keys, known_keys, models
+from tests.settings.settings_texts import EVERY_KEY, NAME, loaded, problems
 
 UNBOUNDED = {"initial_elo", "min_value", "max_value", "mean", "mass", "value"}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from settings_texts import loaded, problems
 
-from pipeline.coordination.lessons import Criterion
-from pipeline.messages.simulator import Sampler
-from pipeline.settings import without_effect
-from pipeline.settings.parameters import curricula, in_lessons
+from sparring.pipeline.coordination.lessons import Criterion
+from sparring.pipeline.messages.simulator import Sampler
+from sparring.pipeline.settings import without_effect
+from sparring.pipeline.settings.parameters import curricula, in_lessons
+from tests.settings.settings_texts import loaded, problems
 
 TEXT = """
 behaviors: {Ali: {self_play: {}}, Bo: {}}

@@ -7,11 +7,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from settings_texts import loaded, only_problem, problems
 
-from pipeline.errors import SettingsError
-from pipeline.settings import Overrides, Settings, load, read, without_effect
-from pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import Overrides, Settings, load, read, without_effect
+from sparring.pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
+from tests.settings.settings_texts import loaded, only_problem, problems
 
 
 def test_an_empty_behavior_has_the_defaults_of_ml_agents() -> None:

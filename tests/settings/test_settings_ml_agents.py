@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 import yaml
-from settings_texts import loaded, problems
 
-from pipeline.learning.settings import Hyperparameters
-from pipeline.settings import BehaviorSettings, Overrides, Settings, parse_settings
+from sparring.pipeline.learning.settings import Hyperparameters
+from sparring.pipeline.settings import BehaviorSettings, Overrides, Settings, parse_settings
+from tests.settings.settings_texts import loaded, problems
 
 KEYS = ("learning_rate_schedule", "beta_schedule", "epsilon_schedule")
 

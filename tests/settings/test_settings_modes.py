@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from settings_texts import loaded, only_problem
+
+from tests.settings.settings_texts import loaded, only_problem
 
 
 def _text(threaded: list[str], mode: str | None) -> str:

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from settings_texts import NAME, loaded, only_problem, problems
 
-from pipeline.errors import SettingsError
-from pipeline.settings import parse_settings
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import parse_settings
+from tests.settings.settings_texts import NAME, loaded, only_problem, problems
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:

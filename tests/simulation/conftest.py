@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from simulation_helpers import Trainer
+
+from tests.simulation.simulation_helpers import Trainer
 
 
 @pytest.fixture

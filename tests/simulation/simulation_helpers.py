@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.messages.codec import FrameReader, from_bytes, to_bytes
-from pipeline.messages.simulator import (
+from sparring.pipeline.messages.codec import FrameReader, from_bytes, to_bytes
+from sparring.pipeline.messages.simulator import (
     Act,
     BehaviorActions,
     BehaviorReport,
@@ -23,7 +23,7 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec
 
 DEADLINE_S = 20.0
 

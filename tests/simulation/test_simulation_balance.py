@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from simulation_helpers import actions_for, check_report
 
-from pipeline.simulation.balance import MAX_STEPS, MAX_TILT, RADIUS, TILT_PER_STEP, Balance
+from sparring.pipeline.games.balance import MAX_STEPS, MAX_TILT, RADIUS, TILT_PER_STEP, Balance
+from tests.simulation.simulation_helpers import actions_for, check_report
 
 ID = "Balance?team=0"
 Policy = Callable[[np.ndarray], np.ndarray]

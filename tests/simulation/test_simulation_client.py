@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation_helpers import Peer, Trainer, act_for
 
-from pipeline.errors import LocalProtocolError
-from pipeline.messages.simulator import (
+from sparring.pipeline.errors import LocalProtocolError
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.messages.simulator import (
     Act,
     BehaviorActions,
     BehaviorReport,
@@ -27,10 +27,10 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation import Client, run
-from pipeline.simulation.game import decisions, ends
-from pipeline.simulation.goal import Goal
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.simulation import Client, run
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.simulation.simulation_helpers import Peer, Trainer, act_for
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="one", shape=(1,)),), actions=ActionSpec(continuous=1))
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.messages.simulator import BehaviorReport
-from pipeline.simulation.counting import StepCounter
-from pipeline.simulation.game import decisions, ends
+from sparring.pipeline.messages.simulator import BehaviorReport
+from sparring.pipeline.simulation.counting import StepCounter
+from sparring.pipeline.simulation.game import decisions, ends
 
 AGENTS = st.lists(st.integers(0, 5), unique=True)
 FRAMES = st.lists(st.tuples(st.sampled_from(["act", "reset"]), st.tuples(AGENTS, AGENTS), st.tuples(AGENTS, AGENTS)))

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation_helpers import Trainer, act_for
-from test_simulation_client import Counting, exchange
 
-from pipeline.errors import CodecError, RemoteProtocolError, SettingsError
-from pipeline.messages.codec import to_bytes
-from pipeline.messages.simulator import (
+from sparring.pipeline.errors import CodecError, RemoteProtocolError, SettingsError
+from sparring.pipeline.messages.codec import to_bytes
+from sparring.pipeline.messages.simulator import (
     Act,
     BehaviorActions,
     BehaviorReport,
@@ -28,7 +26,9 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation import LinkLost, run
+from sparring.pipeline.simulation import LinkLost, run
+from tests.simulation.simulation_helpers import Trainer, act_for
+from tests.simulation.test_simulation_client import Counting, exchange
 
 
 def test_a_silent_trainer_is_given_up(trainer: Trainer) -> None:

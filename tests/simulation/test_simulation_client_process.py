@@ -8,19 +8,21 @@ import sys
 from typing import Any
 
 import pytest
-from simulation_helpers import Trainer, act_for
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import Bye, Hello, Reset, Step
-from pipeline.simulation.goal import Goal
-from pipeline.specs import SpecError
-from services import simulator
-from services.simulator import Slow, main
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.messages.simulator import Bye, Hello, Reset, Step
+from sparring.pipeline.specs import SpecError
+from sparring.services.stages import simulator
+from sparring.services.stages.simulator import Slow, main
+from tests.simulation.simulation_helpers import Trainer, act_for
 
 HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
 
 
-@pytest.mark.parametrize("module", ["pipeline.simulation", "pipeline.simulation.registry", "services.simulator"])
+@pytest.mark.parametrize(
+    "module", ["sparring.pipeline.simulation", "sparring.pipeline.games.registry", "sparring.services.stages.simulator"]
+)
 def test_a_simulator_loads_nothing_of_the_trainer(module: str) -> None:
     """A fresh interpreter that imports the client kit has none of the trainer's libraries."""
     code = f"import {module}, sys; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
@@ -131,6 +133,6 @@ def test_slow_waits_at_random_and_changes_nothing_else() -> None:
 
 
 def _still(report: Any) -> Any:
-    from simulation_helpers import actions_for
+    from tests.simulation.simulation_helpers import actions_for
 
     return actions_for(report, Goal().behaviors()["Goal?team=0"])

@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import SettingsError, SparringError
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import (
+from sparring.pipeline.bridges.gymnasium import make_gymnasium
+from sparring.pipeline.compliance.rules import RULES, Verdict, examine
+from sparring.pipeline.compliance.steps import LONGEST_SILENCE, STEP_RULES, StepWatch
+from sparring.pipeline.compliance.trial import random_actions
+from sparring.pipeline.errors import SettingsError, SparringError
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import (
     Act,
     BehaviorReport,
     Behaviors,
@@ -34,13 +38,9 @@ from pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from pipeline.simulation import run as run_game
-from pipeline.simulation.compliance import RULES, Verdict, examine
-from pipeline.simulation.compliance_steps import LONGEST_SILENCE, STEP_RULES, Watch
-from pipeline.simulation.compliance_trial import random_actions
-from pipeline.simulation.gymnasium import make_gymnasium
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from services import compliance
+from sparring.pipeline.simulation import run as run_game
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.commands import compliance
 
 SPEC = BehaviorSpec(
     observations=(ObservationSpec(name="o", shape=(2,)),), actions=ActionSpec(continuous=1, discrete=(2, 3))
@@ -118,9 +118,9 @@ def _columns(agents: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- Steps
 
 
-def watch_after(*steps: Step) -> Watch:
+def watch_after(*steps: Step) -> StepWatch:
     """A watch that read the Steps after one Reset."""
-    watch = Watch()
+    watch = StepWatch()
     watch.connected({WALK: SPEC})
     watch.reset()
     for one in steps:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_helpers import check_report
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
-from pipeline.simulation.crowd import LIMIT, LONGEST_PAUSE, OBSERVATION_SIZE, Crowd
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.crowd import LIMIT, LONGEST_PAUSE, OBSERVATION_SIZE, Crowd
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
+from tests.simulation.simulation_helpers import check_report
 
 CROWD = "Crowd?team=0"
 Reports = Sequence[BehaviorReport]

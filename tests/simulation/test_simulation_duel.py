@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation_helpers import actions_for, check_report
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.duel import Duel
-from pipeline.simulation.registry import make
-from pipeline.specs import BehaviorId
+from sparring.pipeline.games.duel import Duel
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import BehaviorId
+from tests.simulation.simulation_helpers import actions_for, check_report
 
 SYMMETRIC = ("Goal?team=0", "Goal?team=1")
 ASYMMETRIC = ("Goal?team=0", "GoalRival?team=1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation_helpers import actions_for, check_report
 
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.games.goal import Goal
+from tests.simulation.simulation_helpers import actions_for, check_report
 
 ID = "Goal?team=0"
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation_helpers import actions_for, check_report
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from pipeline.simulation.goals import Goals
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.goals import Goals
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import BehaviorSpec
+from tests.simulation.simulation_helpers import actions_for, check_report
 
 EVEN, ODD = "Goals?team=0", "GoalsOdd?team=0"
 KINDS: dict[str, dict[str, Any]] = {"continuous": {}, "discrete": {"discrete": True}, "mixed": {"mixed": True}}

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation_helpers import check_report
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Step
-from pipeline.settings import read
-from pipeline.simulation import godot
-from pipeline.simulation.compliance_steps import Watch
-from pipeline.simulation.compliance_trial import random_actions
-from pipeline.simulation.godot import GodotGame, make_godot
-from pipeline.simulation.player import PlayerFailed
-from pipeline.simulation.registry import make
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.bridges.godot import game as godot
+from sparring.pipeline.bridges.godot.game import GodotGame, make_godot
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.compliance.steps import StepWatch
+from sparring.pipeline.compliance.trial import random_actions
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Step
+from sparring.pipeline.settings import read
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.simulation.simulation_helpers import check_report
 
 GAME = str(Path(__file__).with_name("godot_game.py"))
 HEIGHT, WIDTH = 4, 6
@@ -206,7 +206,7 @@ def test_done_ends_an_episode_without_bootstrap_and_begins_the_next(opened: Open
 
 def test_what_a_game_says_keeps_every_rule_of_the_protocol(opened: Open) -> None:
     """Random play of all kinds, Step by Step, with a reset on the way: nothing found, not even a warning."""
-    game, random, watch = opened(kinds=ALL, agents=9, env_seed=1), np.random.default_rng(0), Watch()
+    game, random, watch = opened(kinds=ALL, agents=9, env_seed=1), np.random.default_rng(0), StepWatch()
     specs = dict(game.behaviors())
     watch.connected(specs)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.simulation.godot_columns import Unreadable, column, flags, numbers, one_hot, pixels
-from pipeline.simulation.godot_spaces import read_policies
+from sparring.pipeline.bridges.godot.columns import UnreadableMessage, column, flags, numbers, one_hot, pixels
+from sparring.pipeline.bridges.godot.spaces import read_policies
+from sparring.pipeline.messages.simulator import BehaviorActions
 
 FLOATS = st.floats(-1e30, 1e30, allow_subnormal=False) | st.integers(-(2**40), 2**40)
 SIZES = st.integers(1, 5)
@@ -69,13 +69,13 @@ def test_pictures_keep_every_byte(data: st.DataObject, height: int, width: int, 
 )
 def test_the_agent_whose_value_is_wrong_is_named(read: Any, values: list[Any], expected: str) -> None:
     """By its id, with what was got."""
-    with pytest.raises(Unreadable, match=expected):
+    with pytest.raises(UnreadableMessage, match=expected):
         column([7, 8], values, read, "x")
 
 
 def test_values_that_differ_only_from_each_other_are_refused() -> None:
     """Each is right alone, but they make no column."""
-    with pytest.raises(Unreadable, match="another form for some agents"):
+    with pytest.raises(UnreadableMessage, match="another form for some agents"):
         column([0, 1], [[1, 2], [[1], [2]]], lambda values: numbers(values, 2), "x")
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation_helpers import Trainer, act_for
-from test_simulation_godot import GAME, play
 
-from pipeline.messages.simulator import Step
-from pipeline.simulation.godot import make_godot
-from pipeline.simulation.player import PlayerFailed
-from pipeline.specs import SpecError
-from services import simulator
+from sparring.pipeline.bridges.godot.game import make_godot
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.messages.simulator import Step
+from sparring.pipeline.specs import SpecError
+from sparring.services.stages import simulator
+from tests.simulation.simulation_helpers import Trainer, act_for
+from tests.simulation.test_simulation_godot import GAME, play
 
 SOON_S = 0.2
 INTRODUCTION, RESET, STEP = range(3)

@@ -42,7 +42,7 @@ def train(folder: Path, behaviors: list[str], **options: Any) -> tuple[int, str]
         "pipeline": {"mode": "lockstep", "restarts": {"budget": 1, "backoff_s": 0.1}},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(plain))
-    command = [sys.executable, "-m", "services", "train", str(folder / "config.yaml"), "--in-process", "--seed", "1"]
+    command = [sys.executable, "-m", "sparring", "train", str(folder / "config.yaml"), "--in-process", "--seed", "1"]
     command += ["--results-dir", str(folder), "--run-id", "run"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=500, env={**os.environ, **SAME_EVERYWHERE}, check=False

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
-from pipeline.simulation.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from pipeline.simulation.spaces import Actions, Observations, forbidden
-from pipeline.specs import ActionSpec, SpecError
+from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
+from sparring.pipeline.specs import ActionSpec, SpecError
 
 
 def act(report: BehaviorReport, discrete: Any = (), continuous: Any = ()) -> Mapping[str, BehaviorActions]:
@@ -309,7 +309,8 @@ def test_what_gymnasium_can_not_make_is_refused_with_a_remedy(wrong: dict[str, A
 
 def test_the_bridges_import_their_packages_only_when_used() -> None:
     program = (
-        "import sys, pipeline.simulation.gymnasium, pipeline.simulation.pettingzoo, pipeline.simulation.compliance\n"
+        "import sys; from sparring.pipeline.bridges import gymnasium, pettingzoo; "
+        "from sparring.pipeline.compliance import rules\n"
         "assert not {'gymnasium', 'pettingzoo', 'torch', 'zmq', 'anyio', 'pydantic', 'structlog'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
@@ -317,5 +318,5 @@ def test_the_bridges_import_their_packages_only_when_used() -> None:
 
 def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(SettingsError, match=r"sparring\[gymnasium\]"):
+    with pytest.raises(SettingsError, match=r"pip install 'gymnasium"):
         make_gymnasium("CartPole-v1")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_helpers import check_report
-from test_simulation_compliance import verdicts_of
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from pipeline.simulation import run
-from pipeline.simulation.game import GivesStatistics, PlaysScripts
-from pipeline.simulation.key_door import SCRIPTS, SIGNS, KeyDoor, Maze, draw
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.key_door import SCRIPTS, SIGNS, KeyDoor, Maze, draw
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.simulation import run
+from sparring.pipeline.simulation.game import GivesStatistics, ScriptedGame
+from tests.simulation.simulation_helpers import check_report
+from tests.simulation.test_simulation_compliance import verdicts_of
 
 KEY = "KeyDoor?team=0"
 LEFT, RIGHT, DOWN, UP = range(4)
@@ -294,7 +294,7 @@ def test_a_reset_begins_everywhere_anew() -> None:
 
 def test_the_scripts_are_offered() -> None:
     game = KeyDoor(behavior="Thief")
-    assert isinstance(game, PlaysScripts)
+    assert isinstance(game, ScriptedGame)
     assert game.scripts() == {"Thief": ("expert", "random")}
     assert list(game.behaviors()) == ["Thief?team=0"]
     assert game.behaviors()["Thief?team=0"].actions.discrete == (4,)

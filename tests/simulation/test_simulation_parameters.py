@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation_helpers import Trainer, act_for
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.samplers import draws
-from pipeline.messages.simulator import Bye, Fault, Reset, Sampler, Step
-from pipeline.simulation import BehaviorReport, Parameters, run
-from pipeline.simulation.balance import Balance
-from pipeline.simulation.goal import Goal
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.games.balance import Balance
+from sparring.pipeline.games.goal import Goal
+from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.simulator import Bye, Fault, Reset, Sampler, Step
+from sparring.pipeline.simulation import BehaviorReport, Parameters, run
+from tests.simulation.simulation_helpers import Trainer, act_for
 
 UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0), seed=4)
 FIRST = list(itertools.islice(draws(UNIFORM), 9))
@@ -162,7 +162,7 @@ def falls(gravity: Any, episodes: int = 40) -> list[int]:
 
 
 def _still(report: BehaviorReport, spec: Any) -> Any:
-    from simulation_helpers import actions_for
+    from tests.simulation.simulation_helpers import actions_for
 
     return actions_for(report, spec)
 

@@ -13,11 +13,11 @@ from gymnasium import spaces
 from mpe2 import simple_spread_v3
 from pettingzoo import AECEnv, ParallelEnv
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.game import Game
-from pipeline.simulation.pettingzoo import make_pettingzoo
-from pipeline.specs import ActionSpec, SpecError
+from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.game import Game
+from sparring.pipeline.specs import ActionSpec, SpecError
 
 Reports = Sequence[BehaviorReport]
 

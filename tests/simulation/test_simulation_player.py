@@ -16,17 +16,17 @@ from typing import Any
 
 import psutil
 import pytest
-from simulation_helpers import Trainer, act_for
-from unity_bridge import LONG_S, Bridges, heard, play, step
-from unity_null_trainer import executable
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import Bye, Step
-from pipeline.simulation import unity as bridge
-from pipeline.simulation.player import Player, PlayerFailed
-from pipeline.simulation.registry import make
-from pipeline.simulation.unity import Unity
-from pipeline.simulation.unity_server import Gone
+from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram
+from sparring.pipeline.bridges.unity import game as bridge
+from sparring.pipeline.bridges.unity.game import Unity
+from sparring.pipeline.bridges.unity.game_server import PlayerGone
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import make
+from sparring.pipeline.messages.simulator import Bye, Step
+from tests.simulation.simulation_helpers import Trainer, act_for
+from tests.simulation.unity_bridge import LONG_S, Bridges, heard, play, step
+from tests.simulation.unity_null_trainer import executable
 
 SOON_S = 0.2
 ROOT = Path(__file__).parents[2]
@@ -49,14 +49,14 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---------------------------------------------------------------- any program
 
 
-def shell(script: str, log: Path | None = None) -> Player:
+def shell(script: str, log: Path | None = None) -> PlayerProgram:
     """A program of some lines, started."""
-    player = Player("Game 0", ["/bin/sh", "-c", script], log=log)
+    player = PlayerProgram("Game 0", ["/bin/sh", "-c", script], log=log)
     player.start()
     return player
 
 
-def ended(player: Player) -> None:
+def ended(player: PlayerProgram) -> None:
     """Returns when it has ended."""
     over = threading.Event()
     player.watch(over.set)
@@ -87,7 +87,7 @@ def test_a_signal_has_its_name(tmp_path: Path) -> None:
 def test_a_log_of_any_bytes_and_any_length_is_told_in_one_line(tmp_path: Path) -> None:
     """Only the end is read."""
     log = tmp_path / "log"
-    player = Player("Game 0", None, log=log)
+    player = PlayerProgram("Game 0", None, log=log)
     log.write_bytes(b"a" * 2**24 + b"\n\xff\xfe\r\n  last  \n\n")
     said = str(player.failure("something"))
     assert said.endswith("\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} | last")
@@ -95,12 +95,12 @@ def test_a_log_of_any_bytes_and_any_length_is_told_in_one_line(tmp_path: Path) -
     assert "\n" not in said
 
 
-def listener(tmp_path: Path, on_term: str) -> tuple[Player, subprocess.Popen[bytes]]:
+def listener(tmp_path: Path, on_term: str) -> tuple[PlayerProgram, subprocess.Popen[bytes]]:
     """A program that waits for SIGTERM, once it is ready for it."""
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     code = "import signal, sys; signal.signal(signal.SIGTERM, {}); open({!r}, 'w').close()\nwhile True: signal.pause()"
-    player = Player("Game 0", [sys.executable, "-S", "-c", code.format(on_term, str(ready))])
+    player = PlayerProgram("Game 0", [sys.executable, "-S", "-c", code.format(on_term, str(ready))])
     player.start()
     ready.read_bytes()
     assert player._process is not None
@@ -125,7 +125,7 @@ def test_what_does_not_listen_is_forced(tmp_path: Path) -> None:
 
 def test_nobody_is_watched_where_nothing_was_started() -> None:
     """The editor is started by hand: nothing to check, to watch or to end."""
-    player = Player("the Unity editor", None)
+    player = PlayerProgram("the Unity editor", None)
     player.start()
     assert (player.phase, player.launched) == ("launched", False)
     player.watch(lambda: pytest.fail("nothing has ended"))
@@ -134,7 +134,7 @@ def test_nobody_is_watched_where_nothing_was_started() -> None:
 
 
 def test_it_gets_variables_beside_ours(tmp_path: Path) -> None:
-    player = Player(
+    player = PlayerProgram(
         "Game 0", ["/bin/sh", "-c", "echo $COLOUR $HOME"], log=tmp_path / "log", environment={"COLOUR": "red"}
     )
     player.start()
@@ -317,7 +317,7 @@ def test_a_player_whose_connection_ends_before_its_process(tmp_path: Path, bridg
     (inner,) = psutil.Process(process.pid).children()
     inner.kill()
     gone = unity._calls.receive(LONG_S)
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, PlayerGone)
     assert gone.why == "the player broke the connection off"
     opener = threading.Thread(target=lambda: gate.write_text("\n"))
     opener.start()
@@ -364,7 +364,7 @@ def test_a_bridge_that_was_never_reset_ends_at_once(tmp_path: Path) -> None:
 def simulate(trainer: Trainer, script: Any, folder: Path, *words: str, **environment: str) -> tuple[int, str]:
     """`sparring simulator unity` with a player of these words: its exit status and standard error."""
     build = executable(folder, *words)
-    command = [sys.executable, "-m", "services", "simulator", "unity", "--connect", trainer.play(script)]
+    command = [sys.executable, "-m", "sparring", "simulator", "unity", "--connect", trainer.play(script)]
     command += ["--option", f"path={build}", "--option", "port=0", "--option", "no_graphics=true"]
     variables = {**os.environ, "SPARRING_NUMBER": "0", "SPARRING_LOGS": str(folder), **environment}
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=40, check=False)
@@ -416,7 +416,7 @@ def test_the_line_of_a_failed_player_is_short_enough_for_the_supervisor(tmp_path
         path.write_text(
             "".join(f"{'at Game.Player.Update () in a file with a long name ' * 10}{n}\n" for n in range(50))
         )
-    player = Player("Unity player 0", None, log=log, more=(more,))
+    player = PlayerProgram("Unity player 0", None, log=log, more=(more,))
     line = f"sparring simulator unity: PlayerFailed: {player.failure('the end of the game by exit status 3')}\n"
     assert "Unity player 0, not started: the end" in line[-2000:]
 
@@ -442,7 +442,16 @@ def test_under_its_watcher_nothing_outlives_a_killed_bridge(trainer: Trainer, tm
             elif not isinstance(told, Bye):
                 hello.behaviors.update(getattr(told, "behaviors", {}))
 
-    command = [sys.executable, "-m", "services.watcher", str(reader), "--", sys.executable, "-m", "services"]
+    command = [
+        sys.executable,
+        "-m",
+        "sparring.services.process.watcher",
+        str(reader),
+        "--",
+        sys.executable,
+        "-m",
+        "sparring",
+    ]
     command += ["simulator", "unity", "--connect", trainer.address, "--option", f"path={build}", "--option", "port=0"]
     with ExitStack() as stack:
         for end in (reader, writer):

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_simulation_compliance import verdicts_of
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import Step
-from pipeline.simulation import run
-from pipeline.simulation.compliance_steps import Watch
-from pipeline.simulation.compliance_trial import random_actions
-from pipeline.simulation.registry import NAMES, make, parse_options
-from pipeline.specs import BehaviorId
+from sparring.pipeline.compliance.steps import StepWatch
+from sparring.pipeline.compliance.trial import random_actions
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import NAMES, make, parse_options
+from sparring.pipeline.messages.simulator import Step
+from sparring.pipeline.simulation import run
+from sparring.pipeline.specs import BehaviorId
+from tests.simulation.test_simulation_compliance import verdicts_of
 
 BUILT_IN = ("balance", "crowd", "duel", "goal", "goals", "key-door", "rooms", "scramble", "soccer")
 PAIRS = ("balance", "duel", "goal", "key-door", "scramble")
@@ -60,7 +60,7 @@ def test_the_built_in_games_are_made_by_name() -> None:
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_a_built_in_game_keeps_every_rule_of_the_protocol(name: str, options: dict[str, Any]) -> None:
     """Random play over many episodes, Step by Step, with a reset on the way: nothing found, not even a warning."""
-    game, random, watch = make(name, 3, **options), np.random.default_rng(0), Watch()
+    game, random, watch = make(name, 3, **options), np.random.default_rng(0), StepWatch()
     specs = dict(game.behaviors())
     watch.connected(specs)
     for beginning in (0, STEPS):
@@ -139,5 +139,5 @@ def test_make_refuses_what_can_not_be_made(name: str, areas: int, options: dict[
 def test_a_missing_package_is_refused_with_the_extra_that_brings_it(name: str, monkeypatch: Any) -> None:
     """Bridges are extras: without one the command to install it is in the message."""
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SettingsError, match=rf"pip install 'sparring\[{name}\]'"):
+    with pytest.raises(SettingsError, match=rf"pip install '{name}>="):
         make(name, 1, env_id="CartPole-v1")

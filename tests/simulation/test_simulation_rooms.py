@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.rooms import LIMIT, Rooms
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.rooms import LIMIT, Rooms
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 
 ROOMS = "Rooms?team=0"
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_helpers import check_report
-from test_simulation_compliance import verdicts_of
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation import run
-from pipeline.simulation.scramble import ARENA, BODY, LEAD, MAX_STEPS, PELLET_REWARD, REACH, Scramble, _outcomes
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.scramble import ARENA, BODY, LEAD, MAX_STEPS, PELLET_REWARD, REACH, Scramble, _outcomes
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation import run
+from tests.simulation.simulation_helpers import check_report
+from tests.simulation.test_simulation_compliance import verdicts_of
 
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 Reports = tuple[BehaviorReport, ...]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_helpers import check_report
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation.soccer import EXISTENCE, MAX_STEPS, Soccer
-from pipeline.simulation.soccer_physics import GOAL_X, PLAYER_RADIUS, SIDE_Y, Pitch
-from pipeline.simulation.soccer_script import scripted
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.soccer import EXISTENCE, MAX_STEPS, Soccer
+from sparring.pipeline.games.soccer_physics import GOAL_X, PLAYER_RADIUS, SIDE_Y, Pitch
+from sparring.pipeline.games.soccer_script import scripted
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from tests.simulation.simulation_helpers import check_report
 
 IDS = ("Soccer?team=0", "Soccer?team=1")
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_helpers import check_report
-from test_simulation_compliance import verdicts_of
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.simulation import run
-from pipeline.simulation.tag import (
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.tag import (
     BODY,
     HALF,
     MAX_STEPS,
@@ -28,7 +24,11 @@ from pipeline.simulation.tag import (
     TIRES,
     Tag,
 )
-from pipeline.specs import ActionSpec
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation import run
+from sparring.pipeline.specs import ActionSpec
+from tests.simulation.simulation_helpers import check_report
+from tests.simulation.test_simulation_compliance import verdicts_of
 
 IDS = ("Chaser?team=0", "Runner?team=1")
 FASTEST = SPEEDS[1] * SPRINT

@@ -13,7 +13,18 @@ from typing import Any, Final
 
 import grpc
 import pytest
-from unity_bridge import (
+
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.bridges.unity import channels
+from sparring.pipeline.bridges.unity import game as bridge
+from sparring.pipeline.bridges.unity.channels import received
+from sparring.pipeline.bridges.unity.game import Unity, make_unity
+from sparring.pipeline.bridges.unity.game_server import PlayerGone
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import make, parse_options
+from sparring.pipeline.messages.simulator import BehaviorActions, Sampler
+from sparring.pipeline.simulation.parameters import Parameters
+from tests.simulation.unity_bridge import (
     LONG_S,
     Bridges,
     agents,
@@ -25,20 +36,9 @@ from unity_bridge import (
     with_goal_camera,
     zeros,
 )
-from unity_player_peer import Background, Message
-from unity_player_schema import CAPABILITIES, QUIT
-from unity_player_sides import understood
-
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions, Sampler
-from pipeline.simulation import unity as bridge
-from pipeline.simulation.parameters import Parameters
-from pipeline.simulation.player import PlayerFailed
-from pipeline.simulation.registry import make, parse_options
-from pipeline.simulation.unity import Unity, make_unity
-from pipeline.simulation.unity_server import Gone
-from pipeline.unity import channels
-from pipeline.unity.channels import received
+from tests.simulation.unity_player_peer import Background, Message
+from tests.simulation.unity_player_schema import CAPABILITIES, QUIT
+from tests.simulation.unity_player_sides import understood
 
 SOON_S: Final = 0.2
 
@@ -248,7 +248,7 @@ def test_a_player_that_breaks_off_the_open_call_is_missed_at_once(bridges: Bridg
     frame = doll.begin(unity)
     doll.open.cancel()
     gone = unity._calls.receive(LONG_S)
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, PlayerGone)
     unity._calls.gone(gone.why)  # back to where it was
     with pytest.raises(PlayerFailed, match="the Unity editor, stepping: the player broke the connection off"):
         step(unity, frame)

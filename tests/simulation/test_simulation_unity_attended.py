@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from unity_bridge import LONG_S
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import Adopted, Bye, Progress
-from pipeline.simulation.player import PlayerFailed
-from pipeline.simulation.unity import Unity, make_unity
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.bridges.unity.game import Unity, make_unity
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import Adopted, Bye, Progress
+from tests.simulation.unity_bridge import LONG_S
 
 News = Adopted | Progress | Bye | RemoteProtocolError
 
@@ -54,7 +54,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Uni
     build.write_text(f'#!/bin/sh\necho "$@" > {said}\nread code < {over}\necho "the display is gone"\nexit $code\n')
     build.chmod(0o755)
     unity = make_unity(1, path=str(build), port=0, timeout_s=7.0)
-    monkeypatch.setattr("pipeline.simulation.unity._FAREWELL_S", 0.0)
+    monkeypatch.setattr("sparring.pipeline.bridges.unity.game._FAREWELL_S", 0.0)
     yield unity, Trainer(), tmp_path
     unity.close()
 

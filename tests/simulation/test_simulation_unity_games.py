@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from simulation_helpers import check_report
-from unity_bridge import LONG_S, Bridges, Frame, Judge, anything, play, step
-from unity_player_teams import zoo_image
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from pipeline.simulation.player import PlayerFailed
-from pipeline.simulation.unity import Unity
-from pipeline.specs import ActionSpec
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.bridges.unity.game import Unity
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import ActionSpec
+from tests.simulation.simulation_helpers import check_report
+from tests.simulation.unity_bridge import LONG_S, Bridges, Frame, Judge, anything, play, step
+from tests.simulation.unity_player_teams import zoo_image
 
 
 @pytest.fixture

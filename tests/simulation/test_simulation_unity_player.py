@@ -12,19 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import unity_player_session
-from unity_null_trainer import PLAYER, executable, null_trainer
-from unity_player_peer import (
-    RESET,
-    Background,
-    Trainer,
-    against,
-    play,
-    serving,
-    side_channel,
-    word,
-)
-from unity_player_session import Crash
+
+from tests.simulation import unity_player_session
+from tests.simulation.unity_null_trainer import PLAYER, executable, null_trainer
+from tests.simulation.unity_player_peer import RESET, Background, Trainer, against, play, serving, side_channel, word
+from tests.simulation.unity_player_session import Crash
 
 ENGINE = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")

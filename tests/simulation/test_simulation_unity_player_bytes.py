@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unity_player import GAMES
-from unity_player_peer import AgentAction, Message, Trainer, against, unknown
-from unity_player_reports import Behavior, Entries, Report, Sensor
-from unity_player_schema import chunk, packed, unpacked
-from unity_player_wire import Dialect, Encoder
+
+from tests.simulation.unity_player import GAMES
+from tests.simulation.unity_player_peer import AgentAction, Message, Trainer, against, unknown
+from tests.simulation.unity_player_reports import Behavior, Entries, Report, Sensor
+from tests.simulation.unity_player_schema import chunk, packed, unpacked
+from tests.simulation.unity_player_wire import Dialect, Encoder
 
 ROWS = st.lists(
     st.fixed_dictionaries(

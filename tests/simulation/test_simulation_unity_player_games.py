@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from unity_player_peer import Trainer, against
-from unity_player_teams import zoo_image
+
+from tests.simulation.unity_player_peer import Trainer, against
+from tests.simulation.unity_player_teams import zoo_image
 
 
 def floats(observation: Any) -> np.ndarray[Any, Any]:

@@ -10,12 +10,12 @@ from ipaddress import ip_address
 import grpc
 import psutil
 import pytest
-from unity_bridge import LONG_S, player_by_hand
-from unity_player_schema import METHOD
 
-from pipeline.errors import SettingsError
-from pipeline.simulation.registry import make
-from pipeline.simulation.unity_server import Calls, Gone
+from sparring.pipeline.bridges.unity.game_server import Calls, PlayerGone
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import make
+from tests.simulation.unity_bridge import LONG_S, player_by_hand
+from tests.simulation.unity_player_schema import METHOD
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_port_is_free_again_at_once() -> None:
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started."""
     monkeypatch.setitem(sys.modules, "h2.connection", None)
-    with pytest.raises(SettingsError, match=r"without the library h2; expected it; pip install 'sparring\[unity\]'"):
+    with pytest.raises(SettingsError, match=r"without the library h2; expected it; pip install 'h2"):
         make("unity", 1)
 
 
@@ -153,7 +153,7 @@ def test_gone_comes_after_what_was_said_before(calls: Calls) -> None:
     calls.gone("why")
     gone = calls.receive(0.0)
     assert not call.done()
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, PlayerGone)
     assert gone.why == "why"
 
 
@@ -162,7 +162,7 @@ def test_a_call_that_is_broken_off_while_it_is_open_is_told_of(calls: Calls) -> 
     assert calls.receive(LONG_S) == b"hello"
     call.cancel()
     gone = calls.receive(LONG_S)
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, PlayerGone)
     assert gone.why == "the player broke the connection off"
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit, TransformObservation
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.simulation.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from pipeline.specs import SpecError
+from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions
+from sparring.pipeline.specs import SpecError
 
 MODULE = """
 import gymnasium

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
-from unity_player_peer import Background, Message
-from unity_player_schema import METHOD
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport, Step
-from pipeline.simulation.compliance_steps import Watch
-from pipeline.simulation.compliance_trial import random_actions
-from pipeline.simulation.unity import Unity, make_unity
+from sparring.pipeline.bridges.unity.game import Unity, make_unity
+from sparring.pipeline.compliance.steps import StepWatch
+from sparring.pipeline.compliance.trial import random_actions
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Step
+from tests.simulation.unity_player_peer import Background, Message
+from tests.simulation.unity_player_schema import METHOD
 
 LONG_S: Final = 20.0
 """What never comes is waited for so long, before a test fails."""
@@ -71,7 +71,7 @@ class Judge:
     def __init__(self, unity: Unity) -> None:
         self._unity = unity
         self._sequence = 0
-        self.watch = Watch()
+        self.watch = StepWatch()
 
     def read(self, frames: Sequence[Frame]) -> None:
         """Frames of one reset."""

@@ -21,7 +21,10 @@ from typing import Any, Final
 
 import grpc
 import psutil
-from unity_player_schema import CAPABILITIES, METHOD, OK, QUIT, RESET, chunk, classes, varint
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.simulation.unity_player_schema import CAPABILITIES, METHOD, OK, QUIT, RESET, chunk, classes, varint
 
 PLAYER: Final = Path(__file__).with_name("unity_player.py")
 _START_S: Final = 60.0

@@ -20,15 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from unity_player_games import BalanceGame, BasicGame, GoalGame, MatchThree
-from unity_player_grpc import grpc
-from unity_player_record import Recorded
-from unity_player_reports import Game, Setup
-from unity_player_schema import METHOD
-from unity_player_session import Crash, Faults, Over, Session, Wrong, stall
-from unity_player_sides import Ear, Unreadable
-from unity_player_teams import SoccerGame, Zoo
-from unity_player_wire import Dialect
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.simulation.unity_player_games import BalanceGame, BasicGame, GoalGame, MatchThree
+from tests.simulation.unity_player_grpc import grpc
+from tests.simulation.unity_player_record import Recorded
+from tests.simulation.unity_player_reports import Game, Setup
+from tests.simulation.unity_player_schema import METHOD
+from tests.simulation.unity_player_session import Crash, Faults, Over, Session, Wrong, stall
+from tests.simulation.unity_player_sides import Ear, Unreadable
+from tests.simulation.unity_player_teams import SoccerGame, Zoo
+from tests.simulation.unity_player_wire import Dialect
 
 LOG: Final = logging.getLogger("player")
 EDITOR_PORT: Final = 5004

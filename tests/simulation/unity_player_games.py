@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from unity_player_reports import Actions, Behavior, Entries, Report, Sensor, Setup, take
 
-from pipeline.messages.simulator import BehaviorActions, Decisions, Ends
-from pipeline.simulation.balance import Balance
+from sparring.pipeline.games.balance import Balance
+from sparring.pipeline.messages.simulator import BehaviorActions, Decisions, Ends
+from tests.simulation.unity_player_reports import Actions, Behavior, Entries, Report, Sensor, Setup, take
 
 
 def _report(behavior: Behavior, now: Entries, over: NDArray[np.bool_], fresh: Entries) -> Report:

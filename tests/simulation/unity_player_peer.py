@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import unity_player
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.unknown_fields import UnknownFieldSet
+
+from tests.simulation import unity_player
 
 _TYPES: Final = """
 UnityMessageProto: HeaderProto header 1, UnityOutputProto unity_output 2, UnityInputProto unity_input 3

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from unity_player_reports import Actions, Game, Report
+
+from tests.simulation.unity_player_reports import Actions, Game, Report
 
 
 class Recorded:

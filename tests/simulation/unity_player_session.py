@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from unity_player_reports import Actions, Entries, Game, Report
-from unity_player_schema import CAPABILITIES, CLOSED, OK, QUIT, RESET, STEP, Message, unpacked
-from unity_player_sides import Ear, statistics
-from unity_player_wire import Dialect, Encoder, initialization, nothing
+
+from tests.simulation.unity_player_reports import Actions, Entries, Game, Report
+from tests.simulation.unity_player_schema import CAPABILITIES, CLOSED, OK, QUIT, RESET, STEP, Message, unpacked
+from tests.simulation.unity_player_sides import Ear, statistics
+from tests.simulation.unity_player_wire import Dialect, Encoder, initialization, nothing
 
 LOG: Final = logging.getLogger("player")
 Exchange = Callable[[bytes], bytes]

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from unity_player_reports import Actions, Behavior, Entries, Report, Sensor, Setup, take
+
+from tests.simulation.unity_player_reports import Actions, Behavior, Entries, Report, Sensor, Setup, take
 
 PER_TEAM: Final = 2
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from unity_player_reports import Behavior, Entries, Report, Sensor
-from unity_player_schema import (
+
+from tests.simulation.unity_player_reports import Behavior, Entries, Report, Sensor
+from tests.simulation.unity_player_schema import (
     CAPABILITIES,
     CONTINUOUS,
     DISCRETE,

@@ -9,14 +9,14 @@ from itertools import count
 from typing import Any, Literal
 
 import numpy as np
-from stepping_fakes import NO_MEMORY, SPEC, FakePolicy, Reader, Recorded
 
-from pipeline.messages.matches import Assignment, Draw, Results
-from pipeline.messages.service import BehaviorSteps, Permit
-from pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
-from pipeline.specs import BehaviorId
-from pipeline.stepping.stepper import Stepper, Wake
-from pipeline.stepping.steps import Chosen
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results
+from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.stepper import Stepper, TickResult
+from sparring.pipeline.stepping.steps import SampledActions
+from tests.stepping.stepping_fakes import NO_MEMORY, SPEC, FakePolicy, Reader, Recorded
 
 Kind = Literal["ids", "groups", "singles"]
 Seats = tuple[str, ...]
@@ -53,7 +53,7 @@ class TaggedPolicy(FakePolicy):
         self.number = number
         self.saw: list[list[int]] = []
 
-    def act(self, observations: tuple[Any, ...], masks: Any, carried: Any) -> Chosen:
+    def act(self, observations: tuple[Any, ...], masks: Any, carried: Any) -> SampledActions:
         self.saw.append(observations[0][:, 0].astype(int).tolist())
         chosen = super().act(observations, masks, carried)
         chosen.executed[:, 0] = self.number
@@ -69,25 +69,25 @@ class Draws:
 
     def __init__(self, seats: Seats) -> None:
         self.seats = seats
-        self.made: dict[int, Draw] = {}
+        self.made: dict[int, Matchup] = {}
         self._serials = count(1)
         self._ghosts = count(1)
 
-    def assignment(self, team: int, draws: int = 1) -> Assignment:
-        return Assignment(serial=next(self._serials), draws=tuple(self._draw(team) for _ in range(draws)))
+    def assignment(self, team: int, draws: int = 1) -> MatchupAssignment:
+        return MatchupAssignment(serial=next(self._serials), draws=tuple(self._draw(team) for _ in range(draws)))
 
-    def _draw(self, team: int) -> Draw:
+    def _draw(self, team: int) -> Matchup:
         ghosts = {}
         for seat in self.seats:
             if team_of(seat) != team:
                 number = next(self._ghosts)
                 ghosts[seat] = number if number % 3 else -number  # some come from elsewhere
-        draw = Draw(number=len(self.made) + 11, team=team, ghosts=ghosts)
+        draw = Matchup(number=len(self.made) + 11, team=team, ghosts=ghosts)
         self.made[draw.number] = draw
         return draw
 
 
-def player_of(draw: Draw, seat: str) -> int:
+def player_of(draw: Matchup, seat: str) -> int:
     """Who acts for a seat."""
     return LATEST if team_of(seat) == draw.team else draw.ghosts[seat]
 
@@ -104,7 +104,7 @@ class Contest:
     key: int
     seats: Seats
     simulator: int
-    possible: tuple[Draw, ...] | None = None
+    possible: tuple[Matchup, ...] | None = None
     rows: dict[str, Row] = field(default_factory=dict)
 
     @property
@@ -187,7 +187,7 @@ class MatchSimulator:
         self.sequence += 1
         return step
 
-    def taken_over(self, assignment: Assignment) -> None:
+    def taken_over(self, assignment: MatchupAssignment) -> None:
         """The stepper heard of the last frame while this assignment was the newest."""
         if not self.fresh:
             return
@@ -381,7 +381,7 @@ class MatchScene:
 
     # ---------------------------------------------------------------- what happens
 
-    def assign(self, assignment: Assignment) -> Assignment:
+    def assign(self, assignment: MatchupAssignment) -> MatchupAssignment:
         """An assignment is adopted, with its ghosts, as the process around the stepper does."""
         for draw in assignment.draws:
             for seat, number in draw.ghosts.items():
@@ -417,7 +417,7 @@ class MatchScene:
 
     def permit(self, name: str, allowance: int, assignment: int = 0) -> None:
         self._serial += 1
-        self.stepper.permit(name, Permit(serial=self._serial, allowance=allowance, assignment=assignment))
+        self.stepper.permit(name, StepAllowance(serial=self._serial, allowance=allowance, assignment=assignment))
 
     def send(self, *keys: int) -> None:
         for key in keys:
@@ -427,7 +427,7 @@ class MatchScene:
     def ready(self) -> list[int]:
         return [key for key, simulator in self.simulators.items() if not simulator.waiting]
 
-    def wake(self) -> Wake:
+    def wake(self) -> TickResult:
         """Wakes the stepper; everything that leaves it is checked."""
         self.now += 1
         assignment = self.stepper.matches.assignment
@@ -454,7 +454,7 @@ class MatchScene:
     def _policies(self) -> dict[tuple[str, int], TaggedPolicy]:
         return self.ghosts | {(name, LATEST): one for name, one in self.latest.items()}
 
-    def _check_passes(self, wake: Wake, before: dict[tuple[str, int], int]) -> None:
+    def _check_passes(self, wake: TickResult, before: dict[tuple[str, int], int]) -> None:
         """One pass for each policy that plays, over exactly the rows that it plays for."""
         wanted: dict[tuple[str, int], list[int]] = {}
         learning = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,27 +11,23 @@ import anyio
 import numpy as np
 import structlog
 from numpy.typing import NDArray
-from stepping_fakes import ticks_of
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.matches import Assignment, Results
-from pipeline.messages.service import BehaviorSteps, LessonsState, Permit
-from pipeline.messages.simulator import VERSION, Adopted, Bye, Fault, Hello, Player, Progress
-from pipeline.metrics import LATENCY_BOUNDS, Registry
-from pipeline.settings import parse_settings
-from pipeline.specs import ActionSpec
-from pipeline.stepping.parameters import Parameters
-from pipeline.stepping.settings import SteppingSettings
-from pipeline.stepping.simulators import House, Simulators
-from pipeline.stepping.stepper import Stepper
-from pipeline.stepping.steps import Chosen
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "security"))
-
-from security_house import End
-from unity_bridge import LONG_S
-from unity_player_peer import Background, Played
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.matches import MatchupAssignment, Results
+from sparring.pipeline.messages.service import BehaviorSteps, LessonsState, StepAllowance
+from sparring.pipeline.messages.simulator import VERSION, Adopted, Bye, Fault, Hello, Player, Progress
+from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, Registry
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.stepping.parameters import RunParameters
+from sparring.pipeline.stepping.settings import SteppingSettings
+from sparring.pipeline.stepping.stepper import Stepper
+from sparring.pipeline.stepping.steps import SampledActions
+from sparring.services.endpoint.simulators import ServerContext, Simulators
+from tests.security.security_house import End
+from tests.simulation.unity_bridge import LONG_S
+from tests.simulation.unity_player_peer import Background, Played
+from tests.stepping.stepping_fakes import ticks_of
 
 MUCH: Final = 10**9
 NUMBER: Final = 3
@@ -75,7 +70,7 @@ class Chooser:
         self._first = first
         self._random = np.random.default_rng(1)
 
-    def act(self, observations: tuple[Any, ...], masks: NDArray[np.bool_] | None, carried: Any) -> Chosen:
+    def act(self, observations: tuple[Any, ...], masks: NDArray[np.bool_] | None, carried: Any) -> SampledActions:
         assert carried is None
         n, branches = len(observations[0]), self._actions.discrete
         continuous = self._random.uniform(-1, 1, (n, self._actions.continuous)).astype(np.float32)
@@ -87,7 +82,7 @@ class Chooser:
         if self._first is not None and branches:
             discrete[:, 0] = self._first
         log_probs = np.zeros(n, np.float32)
-        return Chosen(
+        return SampledActions(
             continuous=continuous, executed=continuous, discrete=discrete.astype(np.int32), log_probs=log_probs
         )
 
@@ -110,7 +105,7 @@ class Decision:
 
 
 @dataclass
-class Life:
+class AgentEpisode:
     """One agent from its first decision to its end.
 
     Attributes:
@@ -137,11 +132,11 @@ class Witness:
     """Reads what leaves a stepper, slot by slot."""
 
     def __init__(self) -> None:
-        self.lives: list[Life] = []
+        self.lives: list[AgentEpisode] = []
         self.results: list[Results] = []
-        self._slots: dict[tuple[str, int], Life] = {}
+        self._slots: dict[tuple[str, int], AgentEpisode] = {}
 
-    def of(self, behavior: str) -> list[Life]:
+    def of(self, behavior: str) -> list[AgentEpisode]:
         """The lives of a behavior name."""
         return [life for life in self.lives if life.behavior == behavior]
 
@@ -167,7 +162,7 @@ class Witness:
             assert joined.fresh[row]
             assert joined.simulators[row] == NUMBER
             assert (name, slot) not in self._slots
-            life = Life(name, int(joined.teams[row]), int(joined.groups[row]))
+            life = AgentEpisode(name, int(joined.teams[row]), int(joined.groups[row]))
             self._slots[name, slot] = life
             self.lives.append(life)
 
@@ -188,7 +183,7 @@ class Witness:
             decision.discrete = [] if acted.discrete is None else acted.discrete[row].tolist()
 
 
-def _complete(life: Life, record: Any, row: int) -> None:
+def _complete(life: AgentEpisode, record: Any, row: int) -> None:
     if life.decisions and life.decisions[-1].acted:
         life.decisions[-1].reward = float(record.rewards[row])
         life.decisions[-1].group_reward = 0.0 if record.group_rewards is None else float(record.group_rewards[row])
@@ -248,7 +243,7 @@ class Table:
         *,
         behaviors: str = CONFIGURATION + LATE,
         self_play: Iterable[str] = (),
-        assignment: Assignment | None = None,
+        assignment: MatchupAssignment | None = None,
         first: int | None = None,
         lockstep: bool = False,
         anew_after: int | None = None,
@@ -266,7 +261,7 @@ class Table:
             lockstep=lockstep,
             self_play=self_play,
             ghosts=self._ghosts,
-            parameters=Parameters({} if anew_after is None else {"size": (1.0, 2.0)}),
+            parameters=RunParameters({} if anew_after is None else {"size": (1.0, 2.0)}),
         )
         if anew_after is not None:
             self.stepper.parameters.adopt(LessonsState(serial=0, numbers={"size": 0}, since={"size": 0}))
@@ -275,7 +270,7 @@ class Table:
         registry = Registry("stepping-0", "test")
         for name in ("action_latency_s", "withheld_s"):
             registry.histogram(name, LATENCY_BOUNDS)
-        house = House(
+        house = ServerContext(
             settings=SteppingSettings.model_validate({"address": "unix:///nowhere", "player_host": host}),
             behaviors=parse_settings(behaviors, "test").settings.behaviors,
             scripts={},
@@ -354,6 +349,6 @@ class Table:
         for name, behavior in self.stepper.behaviors.items():
             if name not in self._policies:
                 self._policies[name] = Chooser(behavior.spec.actions, self._first)
-                self.stepper.permit(name, Permit(serial=1, allowance=MUCH))
+                self.stepper.permit(name, StepAllowance(serial=1, allowance=MUCH))
                 self._ghosts[name, GHOST] = Chooser(behavior.spec.actions, 0)
         self._arrived.set()

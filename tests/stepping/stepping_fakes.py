@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.messages.service import BehaviorSteps
-from pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
-from pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
-from pipeline.stepping.steps import Chosen
+from sparring.pipeline.messages.service import BehaviorSteps
+from sparring.pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.steps import SampledActions
 
 SPEC = BehaviorSpec(
     observations=(
@@ -55,7 +55,7 @@ class FakePolicy:
         self.carried = carried
         self.calls: list[int] = []
 
-    def act(self, observations: tuple[Any, ...], masks: Any, carried: Any) -> Chosen:
+    def act(self, observations: tuple[Any, ...], masks: Any, carried: Any) -> SampledActions:
         number = observations[0][:, 0]
         self.calls.append(len(number))
         decisions = self._carry_on(number, carried)
@@ -65,7 +65,7 @@ class FakePolicy:
         continuous = np.stack([number, np.full_like(number, self.version)], 1)
         discrete = np.stack([number % 3, number % 2], 1).astype(np.int32)
         executed = np.stack([number * np.float32(0.5), decisions], 1)
-        return Chosen(continuous=continuous, executed=executed, discrete=discrete, log_probs=-number)
+        return SampledActions(continuous=continuous, executed=executed, discrete=discrete, log_probs=-number)
 
     def _carry_on(self, number: Any, carried: Any) -> Any:
         """Each agent's decisions before this one."""

@@ -6,11 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from stepping_fakes import FakePolicy, FakeSimulator, Reader
-
-from pipeline.messages.service import BehaviorSteps, Permit
-from pipeline.specs import BehaviorId
-from pipeline.stepping.stepper import Stepper, Wake
+from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.stepper import Stepper, TickResult
+from tests.stepping.stepping_fakes import FakePolicy, FakeSimulator, Reader
 
 MUCH = 10**9
 
@@ -58,7 +57,7 @@ class Scene:
 
     def permit(self, name: str, allowance: int, version: int = 0) -> None:
         self.serial += 1
-        self.stepper.permit(name, Permit(serial=self.serial, allowance=allowance, version=version))
+        self.stepper.permit(name, StepAllowance(serial=self.serial, allowance=allowance, version=version))
 
     def permit_all(self, allowance: int = MUCH) -> None:
         for name in self.stepper.behaviors:
@@ -70,7 +69,7 @@ class Scene:
             self.now += 1
             self.stepper.receive(key, self.simulators[key].frame(), self.now)
 
-    def wake(self, *, take: bool = True) -> Wake:
+    def wake(self, *, take: bool = True) -> TickResult:
         """Wakes the stepper; simulators take their acts, readers what was told unless it is left to gather."""
         self.now += 1
         calls = {name: len(policy.calls) for name, policy in self.policies.items()}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stepping.agents import Roster, SlotTable
+from sparring.pipeline.stepping.agents import Roster, SlotTable
 
 
 @settings(max_examples=60, deadline=None)

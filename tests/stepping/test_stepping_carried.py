@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping_fakes import REMAINDER, SPEC, FakePolicy, FakeSimulator, carried_on, ticks_of
-from stepping_scene import Scene
 
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.service import BehaviorSteps, Permit
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.stepping.agents import SlotTable
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.stepping.agents import SlotTable
+from sparring.pipeline.stepping.stepper import Stepper
+from tests.stepping.stepping_fakes import REMAINDER, SPEC, FakePolicy, FakeSimulator, carried_on, ticks_of
+from tests.stepping.stepping_scene import Scene
 
 NOTHING = [0.0, 0.0, 0.0]
 
@@ -235,7 +235,7 @@ def made(*keys: int, lockstep: bool = False, carried: int = 3) -> Frames:
     stepper = Stepper({"A": FakePolicy(carried=carried)}, lockstep=lockstep)
     for key in keys:
         stepper.connect(key, key, {"A": SPEC})
-    stepper.permit("A", Permit(serial=1, allowance=10**6))
+    stepper.permit("A", StepAllowance(serial=1, allowance=10**6))
     return Frames(stepper)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stepping_fakes import MASKS, SPEC, FakePolicy
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.stepping.connections import Connection
-from pipeline.stepping.door import beyond_light, check_report
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.connections import SimulatorConnection
+from sparring.pipeline.stepping.stepper import Stepper
+from sparring.pipeline.stepping.validation import beyond_light, check_report
+from tests.stepping.stepping_fakes import MASKS, SPEC, FakePolicy
 
 AGENTS = (11, 22, 33)
 
@@ -252,7 +252,7 @@ def test_a_simulator_that_comes_back_takes_its_own_place(stepper: Stepper) -> No
 
 def test_a_refused_step_does_not_move_the_sequence() -> None:
     """`arrive` counts a Step only where it accepts it."""
-    connection = Connection(number=0)
+    connection = SimulatorConnection(number=0)
     with pytest.raises(RemoteProtocolError):
         connection.arrive(step(0, report("A")))
     assert connection.sequence == 0

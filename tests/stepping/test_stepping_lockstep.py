@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping_fakes import FakeSimulator
-from stepping_scene import Scene
+
+from tests.stepping.stepping_fakes import FakeSimulator
+from tests.stepping.stepping_scene import Scene
 
 IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matches_world import LATEST, DrawReader, Seats, TaggedPolicy, name_of, observations
-from stepping_fakes import SPEC
 
-from pipeline.errors import RemoteProtocolError
-from pipeline.messages.matches import NOBODY, Assignment, Draw, Results
-from pipeline.messages.service import BehaviorSteps, Permit
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.matches import NOBODY, Matchup, MatchupAssignment, Results
+from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.stepping.stepper import Stepper
+from tests.stepping.matches_world import LATEST, DrawReader, Seats, TaggedPolicy, name_of, observations
+from tests.stepping.stepping_fakes import SPEC
 
 MUCH = 10**9
 ONE, TWO, THREE = "A?team=0", "A?team=1", "A?team=2"
@@ -24,14 +24,16 @@ PAIR: Seats = (ONE, TWO)
 Row = tuple[str, float, int, float]
 
 
-def first(number: int = 1, **ghosts: int) -> Draw:
+def first(number: int = 1, **ghosts: int) -> Matchup:
     """Team 0 learns; `A1=7` says that 7 plays for A?team=1."""
-    return Draw(number=number, team=0, ghosts={f"{seat[0]}?team={seat[1:]}": ghost for seat, ghost in ghosts.items()})
+    return Matchup(
+        number=number, team=0, ghosts={f"{seat[0]}?team={seat[1:]}": ghost for seat, ghost in ghosts.items()}
+    )
 
 
-def second(number: int = 1, **ghosts: int) -> Draw:
+def second(number: int = 1, **ghosts: int) -> Matchup:
     """Team 1 learns."""
-    return Draw(number=number, team=1, ghosts=first(0, **ghosts).ghosts)
+    return Matchup(number=number, team=1, ghosts=first(0, **ghosts).ghosts)
 
 
 class Hand:
@@ -45,7 +47,7 @@ class Hand:
 
     def __init__(
         self,
-        *draws: Draw,
+        *draws: Matchup,
         names: Sequence[str] = ("A",),
         seats: Seats = PAIR,
         lockstep: bool = False,
@@ -72,14 +74,14 @@ class Hand:
             self.permit(name)
 
     def permit(self, name: str, allowance: int = MUCH, assignment: int = 0) -> None:
-        permit = Permit(serial=next(self._serials), allowance=allowance, assignment=assignment)
+        permit = StepAllowance(serial=next(self._serials), allowance=allowance, assignment=assignment)
         self.stepper.permit(name, permit)
 
-    def assign(self, *draws: Draw, release: bool = False) -> None:
+    def assign(self, *draws: Matchup, release: bool = False) -> None:
         for draw in draws:
             for seat, number in draw.ghosts.items():
                 self.ghosts.setdefault((name_of(seat), number), TaggedPolicy(number))
-        self.stepper.matches.assignment = Assignment(serial=next(self._assignments), draws=draws)
+        self.stepper.matches.assignment = MatchupAssignment(serial=next(self._assignments), draws=draws)
         if release:
             in_use = self.stepper.matches.in_use(self.stepper.behaviors)
             for key in [key for key in self.ghosts if key not in in_use]:
@@ -518,7 +520,7 @@ def test_results_know_the_seats_of_earlier_ones_first() -> None:
 
 
 def test_nothing_is_told_of_a_match_of_ghosts_alone() -> None:
-    hand = Hand(Draw(number=1, team=5, ghosts={ONE: 7, TWO: 8}))
+    hand = Hand(Matchup(number=1, team=5, ghosts={ONE: 7, TWO: 8}))
     hand.play(*(hand.report(seat, [1, 2], matches=[5, 6]) for seat in PAIR))
     hand.play(*(hand.report(seat, ends=[1, 2], outcomes=[1, 1]) for seat in PAIR))
     assert hand.told == []
@@ -526,7 +528,7 @@ def test_nothing_is_told_of_a_match_of_ghosts_alone() -> None:
 
 def test_where_nobody_learns_each_match_is_told_once() -> None:
     """Of simulators that name matches, of groups and of agents alone: by the first team."""
-    hand = Hand(Draw(number=1, team=NOBODY, ghosts={ONE: 7, TWO: 8}), seats=())
+    hand = Hand(Matchup(number=1, team=NOBODY, ghosts={ONE: 7, TWO: 8}), seats=())
     kinds: list[list[dict[str, Any]]] = [[{"matches": [5]}] * 2, [{"groups": [5]}, {"groups": [6]}], [{}, {}]]
     for key, keys in enumerate(kinds):
         hand.connect(key)

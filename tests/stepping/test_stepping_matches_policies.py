@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import CheckpointError
-from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import Permit, PolicyWeights
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.networks.actor import Actor
-from pipeline.networks.settings import MemorySettings, NetworkSettings
-from pipeline.networks.weights import to_arrays
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.stepping.policies import CurrentPolicy, Policies
-from pipeline.stepping.stepper import Stepper
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from sparring.pipeline.messages.service import PolicyWeights, StepAllowance
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
+from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.policies import CurrentPolicy, Policies
+from sparring.pipeline.stepping.stepper import Stepper
 
 SPEC = BehaviorSpec(
     observations=(ObservationSpec(name="a", shape=(3,)),), actions=ActionSpec(continuous=2, discrete=(3,))
@@ -115,15 +115,15 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
         held.hold(SPEC, weights(number, networks[number], said=True))
     seats = [f"Test?team={team}" for team in range(4)]
     stepper.connect(1, 0, dict.fromkeys(seats, SPEC))
-    stepper.permit("Test", Permit(serial=1, allowance=10**6))
+    stepper.permit("Test", StepAllowance(serial=1, allowance=10**6))
     rng, sequence = np.random.default_rng(3), 0
     own = {number: alone(5 if number == 0 else number, network) for number, network in networks.items()}
     for episode in range(4):
         players = dict(zip(seats, np.roll([0, 7, -8, 9], episode).tolist(), strict=True))
         learning = next(seat for seat, number in players.items() if number == 0)
         ghosts = {seat: number for seat, number in players.items() if number}
-        draw = Draw(number=episode + 1, team=seats.index(learning), ghosts=ghosts)
-        stepper.matches.assignment = Assignment(serial=episode + 1, draws=(draw,))
+        draw = Matchup(number=episode + 1, team=seats.index(learning), ghosts=ghosts)
+        stepper.matches.assignment = MatchupAssignment(serial=episode + 1, draws=(draw,))
         memories = {
             (seat, row): np.zeros((1, own[number].carried), np.float32)
             for seat, number in players.items()
@@ -179,11 +179,11 @@ def test_scripts_are_asked_for_by_the_number_that_each_simulator_has_for_them(lo
     held.learn(weights(1))
     held.build("Test", SPEC)
     stepper = Stepper(held.current, self_play=["Test"], ghosts=held.ghosts, lockstep=lockstep, expected=1)
-    draws = tuple(Draw(number=n, team=0, ghosts={"Test?team=1": -n}) for n in (1, 2))
-    stepper.matches.assignment = Assignment(serial=1, draws=draws)
+    draws = tuple(Matchup(number=n, team=0, ghosts={"Test?team=1": -n}) for n in (1, 2))
+    stepper.matches.assignment = MatchupAssignment(serial=1, draws=draws)
     specs = dict.fromkeys(("Test?team=0", "Test?team=1"), SPEC)
     stepper.connect(0, 0, specs, {"Test": ("striker", "winger", "keeper")})
-    stepper.permit("Test", Permit(serial=1, allowance=10**6))
+    stepper.permit("Test", StepAllowance(serial=1, allowance=10**6))
     agents, matches = [7, 3, 5], [20, 10, 20]
 
     def rows(ids: list[int]) -> Decisions:

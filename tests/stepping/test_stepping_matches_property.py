@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matches_world import Kind, MatchScene, MatchSimulator, Seats, name_of, team_of
 
-from pipeline.messages.codec import encode
+from sparring.pipeline.messages.codec import encode
+from tests.stepping.matches_world import Kind, MatchScene, MatchSimulator, Seats, name_of, team_of
 
 LAYOUTS: dict[str, Seats] = {
     "symmetric": ("A?team=0", "A?team=1"),

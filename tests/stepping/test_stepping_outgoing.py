@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from pipeline.stepping.outgoing import Outgoing
+from sparring.services.endpoint.outgoing import Outgoing
 
 
 async def connected(stack: AsyncExitStack) -> tuple[SocketStream, SocketStream]:

@@ -7,13 +7,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping_fakes import FakeSimulator
-from stepping_scene import Scene
 
-from pipeline.messages.samplers import draws
-from pipeline.messages.service import LessonsState, Permit
-from pipeline.messages.simulator import Act, Reset, Sampler
-from pipeline.stepping.parameters import Parameters
+from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.service import LessonsState, StepAllowance
+from sparring.pipeline.messages.simulator import Act, Reset, Sampler
+from sparring.pipeline.stepping.parameters import RunParameters
+from tests.stepping.stepping_fakes import FakeSimulator
+from tests.stepping.stepping_scene import Scene
 
 UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0), seed=-1)
 GAUSSIAN = Sampler(kind="gaussian", values=(5.0, 0.1), seed=-1)
@@ -33,30 +33,30 @@ def plain(samplers: dict[str, Sampler]) -> dict[str, tuple[str, tuple[float, ...
 
 
 def test_all_parameters_have_a_number_and_samplers_their_first_draw() -> None:
-    told = Parameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).all(1)
+    told = RunParameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).all(1)
     assert told.parameters["mass"] == 2.0
     assert told.parameters["wind"] == next(draws(told.samplers["wind"]))
     assert set(told.samplers) == {"wind"}
 
 
 def test_each_sampler_in_each_simulator_and_lesson_has_a_seed_of_its_own_that_fits_an_int32() -> None:
-    parameters = Parameters({"a": [UNIFORM, UNIFORM], "b": [UNIFORM, UNIFORM]}, seed=3)
+    parameters = RunParameters({"a": [UNIFORM, UNIFORM], "b": [UNIFORM, UNIFORM]}, seed=3)
     seeds = [one.seed for simulator in range(20) for one in parameters.all(simulator).samplers.values()]
     parameters.adopt(state(1, a=1, b=1))
     seeds += [one.seed for simulator in range(20) for one in parameters.all(simulator).samplers.values()]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
-    again = Parameters({"b": [UNIFORM, UNIFORM], "a": [UNIFORM, UNIFORM]}, seed=3)
+    again = RunParameters({"b": [UNIFORM, UNIFORM], "a": [UNIFORM, UNIFORM]}, seed=3)
     assert again.all(0).samplers["a"].seed == seeds[0], "the order of the file does not matter"
 
 
 def test_a_sampler_with_a_seed_of_its_own_has_it_in_the_first_simulator_and_the_next_in_the_others() -> None:
-    written = Parameters({"a": [Sampler(kind="uniform", values=(0.0, 1.0), seed=2**31 - 1)]}, seed=3)
+    written = RunParameters({"a": [Sampler(kind="uniform", values=(0.0, 1.0), seed=2**31 - 1)]}, seed=3)
     assert [written.all(simulator).samplers["a"].seed for simulator in range(3)] == [2**31 - 1, 0, 1]
 
 
 def test_only_what_has_changed_is_told_again() -> None:
-    parameters = Parameters({"a": [1.0, 2.0, GAUSSIAN], "b": [3.0, 4.0], "c": [5.0]})
+    parameters = RunParameters({"a": [1.0, 2.0, GAUSSIAN], "b": [3.0, 4.0], "c": [5.0]})
     assert parameters.taught
     assert not parameters.known
     assert parameters.adopt(state(0, a=0, b=0))
@@ -74,7 +74,7 @@ def test_only_what_has_changed_is_told_again() -> None:
 
 
 def test_without_curricula_nothing_has_to_be_heard() -> None:
-    parameters = Parameters({"a": [1.0], "b": [UNIFORM]})
+    parameters = RunParameters({"a": [1.0], "b": [UNIFORM]})
     assert parameters.known
     assert not parameters.taught
     assert parameters.serial == 0
@@ -82,7 +82,7 @@ def test_without_curricula_nothing_has_to_be_heard() -> None:
 
 
 def test_a_lesson_that_the_settings_no_longer_have_is_the_last_one() -> None:
-    parameters = Parameters({"a": [1.0, 2.0]})
+    parameters = RunParameters({"a": [1.0, 2.0]})
     parameters.adopt(state(4, a=7))
     assert parameters.all(0).parameters == {"a": 2.0}
 
@@ -120,7 +120,7 @@ class Pupil(FakeSimulator):
 
 def scene_with(rng: random.Random, *, lockstep: bool, pupils: int = 3) -> Scene:
     scene = Scene(rng, lockstep=lockstep, expected=pupils)
-    scene.stepper.parameters = Parameters({"level": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "still": [7.0]})
+    scene.stepper.parameters = RunParameters({"level": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "still": [7.0]})
     scene.stepper.parameters.adopt(state(0, level=0))
     for key in range(pupils):
         enter(scene, key, Pupil(key, rng, ("A", "B?team=1")))
@@ -218,7 +218,7 @@ def test_a_permit_waits_for_the_lessons_that_it_names(lockstep: bool) -> None:
     scene = scene_with(random.Random(2), lockstep=lockstep, pupils=1)
     for name in scene.stepper.behaviors:
         scene.serial += 1
-        scene.stepper.permit(name, Permit(serial=scene.serial, allowance=10**9, lessons=1))
+        scene.stepper.permit(name, StepAllowance(serial=scene.serial, allowance=10**9, lessons=1))
     scene.send(0)
     assert wake(scene) == []
     scene.stepper.parameters.adopt(state(1, 1, level=1))

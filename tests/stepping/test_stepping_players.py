@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import pytest
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import Act, BehaviorActions, Fault, Player, Reset, Sampler
-from pipeline.stepping import players
-from pipeline.stepping.players import GONE, Event, Line, Said
-from pipeline.unity import channels
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
-from unity_bridge import LONG_S, Doll, agents, introduction, message, player_by_hand
-from unity_player_peer import Message
+from sparring.pipeline.bridges.unity import channels
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Fault, Player, Reset, Sampler
+from sparring.services.endpoint import players
+from sparring.services.endpoint.players import GONE, Event, PlayerConnection, PlayerEvent
+from tests.simulation.unity_bridge import LONG_S, Doll, agents, introduction, message, player_by_hand
+from tests.simulation.unity_player_peer import Message
 
 T = TypeVar("T")
 QUIT = 2
@@ -74,30 +69,30 @@ class Scene:
     """A line, what it tells, and a player by hand."""
 
     loop: Loop
-    line: Line
+    line: PlayerConnection
     doll: Doll
     told: queue.SimpleQueue[Event]
     now: list[float]
     phases: list[str] = field(default_factory=list)
 
-    def next(self) -> Said | Fault:
+    def next(self) -> PlayerEvent | Fault:
         """What is told next that is no phase."""
         while isinstance(event := self.told.get(timeout=LONG_S), str):
             self.phases.append(event)
         return event
 
-    def begin(self, reset: Reset | None = None) -> Said:
+    def begin(self, reset: Reset | None = None) -> PlayerEvent:
         """From the introduction to the first decisions, whose call is open at the return."""
         told = self.doll.ask(introduction()).unity_input.rl_initialization_input
         assert (told.seed, told.num_areas) == (11, 3)
         call = self.doll.call(message())
-        assert self.next() == Said(at=self.now[0])  # ready
+        assert self.next() == PlayerEvent(at=self.now[0])  # ready
         self.loop.do(lambda: self.line.answer(reset or Reset()))
         self.reset = Message.FromString(call.result(LONG_S)).unity_input.rl_input
         assert self.reset.command == 1
         self.doll.open = self.doll.call(agents(known=True, count=2))
         said = self.next()
-        assert isinstance(said, Said)
+        assert isinstance(said, PlayerEvent)
         return said
 
     def answer(self, act: Act) -> Any:
@@ -111,11 +106,11 @@ class Scene:
         while self.loop.do(lambda: self.line._server._lines):
             pass
 
-    def again(self) -> Line:
+    def again(self) -> PlayerConnection:
         """Another line on the same port."""
         port, loop = self.line.port, self.loop
         player = Player(protocol="unity", port=port, settings="", areas=1, connect_s=1.0, timeout_s=1.0)
-        return loop.do(lambda: Line(player, seed=0, hear=lambda _: None, clock=lambda: 0.0, loop=loop.own))
+        return loop.do(lambda: PlayerConnection(player, seed=0, hear=lambda _: None, clock=lambda: 0.0, loop=loop.own))
 
 
 @pytest.fixture
@@ -124,7 +119,9 @@ def scene() -> Iterator[Scene]:
     now = [100.0]
     player = Player(protocol="unity", port=0, settings=SETTINGS.hex(), areas=3, connect_s=60.0, timeout_s=5.0)
     with loop() as running:
-        line = running.do(lambda: Line(player, seed=11, hear=told.put, clock=lambda: now[0], loop=running.own))
+        line = running.do(
+            lambda: PlayerConnection(player, seed=11, hear=told.put, clock=lambda: now[0], loop=running.own)
+        )
         with player_by_hand(line.port) as doll:
             yield Scene(running, line, doll, told, now)
             running.begin(line.close()).result(LONG_S)
@@ -148,7 +145,7 @@ def test_what_the_player_says_reaches_the_loop_and_the_answer_goes_back(scene: S
     assert [list(one.continuous_actions) for one in told] == [[0.25], [-0.5]]
     scene.doll.open = scene.doll.call(agents(count=2, seen=0.75))
     said = scene.next()
-    assert isinstance(said, Said)
+    assert isinstance(said, PlayerEvent)
     assert not said.behaviors
     assert scene.phases == ["connected", "initialised", "first reset", "stepping"]
 
@@ -247,7 +244,7 @@ def test_a_player_that_connects_anew_between_two_calls_goes_on(scene: Scene) -> 
     scene.hang_up(scene.doll)
     with player_by_hand(scene.line.port) as again:
         scene.doll.open = again.call(agents(count=2, seen=0.75))
-        assert isinstance(scene.next(), Said)
+        assert isinstance(scene.next(), PlayerEvent)
         scene.answer(act(0, 0))
         scene.hang_up(again)
     with player_by_hand(scene.line.port) as another:
@@ -286,7 +283,7 @@ def test_a_large_message_is_read_beside_the_loop(scene: Scene) -> None:
     scene.answer(act(0, 0))
     scene.doll.open = scene.doll.call(agents(count=3000, seen=0.5))
     said = scene.next()
-    assert isinstance(said, Said)
+    assert isinstance(said, PlayerEvent)
     assert said.reports[0].decisions is not None
     assert len(said.reports[0].decisions.agents) == 3000
     scene.answer(act(*[0.0] * 3000))

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from players_house import CONFIGURATION, GHOST, NUMBER, Decision, Launched, Life, Table, Told
-from unity_bridge import Doll, agents, introduction, message, player_by_hand, with_goal_camera
-from unity_player_peer import Played
-from unity_player_teams import zoo_image
 
-from pipeline.errors import SettingsError
-from pipeline.messages.matches import Assignment, Draw
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from tests.simulation.unity_bridge import Doll, agents, introduction, message, player_by_hand, with_goal_camera
+from tests.simulation.unity_player_peer import Played
+from tests.simulation.unity_player_teams import zoo_image
+from tests.stepping.players_house import CONFIGURATION, GHOST, NUMBER, AgentEpisode, Decision, Launched, Table, Told
 
 GROUPS = (NUMBER + 1) << 32
 """What group ids of the simulator are counted from."""
@@ -38,7 +38,7 @@ def test_players_call_where_the_settings_say(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(host)
         raise SettingsError("got no room; expected some; wait")
 
-    monkeypatch.setattr("pipeline.stepping.simulators.Line", refuse)
+    monkeypatch.setattr("sparring.services.endpoint.simulators.PlayerConnection", refuse)
 
     def launch(port: int) -> Launched:
         raise AssertionError(port)
@@ -70,7 +70,7 @@ def seen_in_the_zoo(decision: Decision, before: Decision | None, member: int, ag
     assert (decision.mask is None and not masked) or np.flatnonzero(decision.mask).tolist() == masked
 
 
-def check_zoo(life: Life, bright: int) -> None:
+def check_zoo(life: AgentEpisode, bright: int) -> None:
     """One agent's life: three of them are a group, and end at ages 4, 8 and 12."""
     member = int(life.decisions[0].seen[0][0])
     assert life.group == GROUPS + member // 3 + 1
@@ -139,7 +139,7 @@ LIMIT = 25
 KICKS = np.array([0, 1, -1])
 
 
-def check_soccer(lives: list[Life], team: int) -> None:
+def check_soccer(lives: list[AgentEpisode], team: int) -> None:
     """Two pitches, each with a group of two; age is what an agent sees second."""
     for life in lives:
         assert life.group - GROUPS in (2 * team + 1, 2 * team + 2)
@@ -181,7 +181,9 @@ def test_two_teams_of_one_name(words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("learning", [0, 1])
 def test_the_team_that_learns_beats_a_ghost_that_stands_still(learning: int, tmp_path: Path) -> None:
     """Only of the one that learns is told; each match of a group ends with its goal, and is won."""
-    assignment = Assignment(serial=1, draws=(Draw(number=5, team=learning, ghosts={TEAMS[1 - learning]: GHOST}),))
+    assignment = MatchupAssignment(
+        serial=1, draws=(Matchup(number=5, team=learning, ghosts={TEAMS[1 - learning]: GHOST}),)
+    )
     table = Table(70, self_play=["SoccerTwos"], assignment=assignment, first=1)
     told = table.play(tmp_path, "--game", "soccer", "--areas", "2", "--max-steps", "40")
     told.check()
@@ -197,7 +199,7 @@ def test_the_team_that_learns_beats_a_ghost_that_stands_still(learning: int, tmp
     assert len(goals) >= 4
 
 
-def check_soccer_goals(lives: list[Life]) -> None:
+def check_soccer_goals(lives: list[AgentEpisode]) -> None:
     """The sooner, the better; for both of a group, with the last of its steps."""
     for life in lives:
         assert not life.interrupted
@@ -276,7 +278,7 @@ def test_a_player_of_version_1_0_walks_to_its_goal(words: str, tmp_path: Path) -
             assert life.steps[-1].reward == pytest.approx(1.06 * goal * np.sign(moved[-1]))
 
 
-def _place(life: Life) -> list[float]:
+def _place(life: AgentEpisode) -> list[float]:
     """Where the second position is at the end."""
     at = 0.0
     for step in life.steps:

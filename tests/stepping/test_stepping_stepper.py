@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping_fakes import SPEC, FakePolicy, FakeSimulator, Reader
-from stepping_scene import Scene, hosted
 
-from pipeline.messages.service import BehaviorSteps, Permit
-from pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
-from pipeline.stepping.stepper import Stepper
-from pipeline.stepping.waiting import WEIGHTS, waits_for
+from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.stepping.stepper import Stepper
+from sparring.pipeline.stepping.waiting import WEIGHTS, waits_for
+from tests.stepping.stepping_fakes import SPEC, FakePolicy, FakeSimulator, Reader
+from tests.stepping.stepping_scene import Scene, hosted
 
 IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
@@ -70,7 +70,7 @@ def test_the_budget_is_overshot_by_one_frame_at_most(seed: int, simulators: int,
             if behavior.produced >= allowance[name] and rng.random() < 0.3:
                 allowance[name] = behavior.produced + granted
                 scene.serial += 1
-                scene.stepper.permit(name, Permit(serial=scene.serial, allowance=allowance[name]))
+                scene.stepper.permit(name, StepAllowance(serial=scene.serial, allowance=allowance[name]))
         scene.send(*[key for key in scene.ready() if rng.random() < 0.6])
         scene.wake()
         for name, behavior in scene.stepper.behaviors.items():
@@ -104,7 +104,7 @@ def test_a_permit_heard_again_does_not_undo_what_was_given_back() -> None:
     """An allowance returned while no agent lived stays returned until a newer permit comes."""
     scene = Scene(random.Random(0), ["A"])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=3, steady=True))
-    granted = Permit(serial=1, allowance=100)
+    granted = StepAllowance(serial=1, allowance=100)
     scene.stepper.permit("A", granted)
     scene.send(1)
     scene.wake()
@@ -116,7 +116,7 @@ def test_a_permit_heard_again_does_not_undo_what_was_given_back() -> None:
     scene.send(2)
     assert not scene.wake().acts
     assert scene.stepper.state()["A"].allowance == 0
-    scene.stepper.permit("A", Permit(serial=2, allowance=100))
+    scene.stepper.permit("A", StepAllowance(serial=2, allowance=100))
     assert scene.wake().acts
 
 
@@ -302,7 +302,7 @@ def _told(stepper: Stepper) -> BehaviorSteps:
 def stepper() -> Stepper:
     stepper = Stepper({"A": FakePolicy()})
     stepper.connect(1, 5, {"A": SPEC, "A?team=3": SPEC})
-    stepper.permit("A", Permit(serial=1, allowance=1000))
+    stepper.permit("A", StepAllowance(serial=1, allowance=1000))
     return stepper
 
 
@@ -371,7 +371,7 @@ def test_a_living_behavior_keeps_its_permit(stepper: Stepper) -> None:
     """Only a behavior without agents gives its permit back."""
     stepper.return_unused()
     assert stepper.state()["A"].allowance == 0
-    stepper.permit("A", Permit(serial=2, allowance=500))
+    stepper.permit("A", StepAllowance(serial=2, allowance=500))
     stepper.receive(1, _step(0, A=(8,)), 0.0)
     stepper.wake(0.0)
     stepper.return_unused()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import player_writer as writer
 import pytest
 
-from pipeline.unity.conversation import Conversation
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity.conversation import PlayerConversation
 
 
 @pytest.fixture
-def begun() -> Callable[[], Conversation]:
+def begun() -> Callable[[], PlayerConversation]:
     """Makes one that waits for the first agents."""
 
-    def begin() -> Conversation:
-        conversation = Conversation()
+    def begin() -> PlayerConversation:
+        conversation = PlayerConversation()
         conversation.hear(writer.introduction())
         conversation.initialise(seed=1, package="1.0")
         conversation.hear(writer.READY)

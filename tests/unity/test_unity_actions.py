@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import player_writer as writer
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.specs import ActionSpec
-from pipeline.unity.actions import ActionWriter, action_spec
-from pipeline.unity.messages import messages, parsed
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity.actions import ActionWriter, action_spec
+from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.specs import ActionSpec
 
 BRANCHES = st.lists(st.sampled_from([1, 2, 127, 128, 129, 16384, 16385, 2**21 + 1]), max_size=4)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 
-import player_writer as writer
 import pytest
 
-from pipeline.errors import SettingsError
-from pipeline.settings.load import parse_settings
-from pipeline.unity import Unreadable
-from pipeline.unity.channels import ANALYTICS, received
-from services import analytics
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity.channels import ANALYTICS, received
+from sparring.pipeline.errors import SettingsError, install_command
+from sparring.pipeline.settings.load import parse_settings
+from sparring.services.supervision import analytics
 
 PLAIN = """
 behaviors:
@@ -83,7 +83,7 @@ def test_a_run_of_all_that_is_told() -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise Unreadable("no library protobuf to read it with", "pip install 'sparring[unity]'")
+        raise Unreadable("no library protobuf to read it with", install_command("unity"))
 
     monkeypatch.setattr(analytics, "messages", missing)
     with pytest.raises(SettingsError, match=r"got pipeline\.training_analytics without .*; pip install"):

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import SettingsError
-from pipeline.messages.simulator import Statistic
-from pipeline.unity import RECORD_AGAIN, Unreadable, channels
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable, channels
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import Statistic
 
 ENGINE = bytes.fromhex("2c3451e97e4fea11b238784f4387d1f7")
 PARAMETERS = bytes.fromhex("1e894c530f81ea11a9d0822485860400")

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import player_writer as writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from player_writer import CHW, HWC, NONE, VARIABLE
-from unity_agents import NAME, columns, infos, report
 
-from pipeline.messages.codec import decode, encode
-from pipeline.messages.simulator import BehaviorReport
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.unity.columns import Columns
-from pipeline.unity.messages import messages, parsed
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity.columns import PlayerBehavior
+from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.simulator import BehaviorReport
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.unity.player_writer import CHW, HWC, NONE, VARIABLE
+from tests.unity.unity_agents import NAME, columns, infos, report
 
 # ---------------------------------------------------------------- any population
 
@@ -151,7 +151,7 @@ def test_any_population_comes_out_as_it_went_in(
     """Rows in the order of the message; an end counts once, and only of an agent that decided since its last one."""
     sensors = Sensors(kinds, np.random.default_rng(seed))
     brain = writer.brain(NAME, 2, branches)
-    made: Columns | None = None
+    made: PlayerBehavior | None = None
     deciding: set[int] = set()
     left_out = 0
     for message in drawn:
@@ -226,7 +226,9 @@ def test_a_message_assembled_by_hand_is_read_to_its_columns() -> None:
     assert message.header.status == 200
     (entry,) = message.unity_output.rl_output.agentInfos
     assert entry.key == NAME
-    made = Columns(NAME, parsed(messages().brain, writer.brain(branches=[3]), "a behavior"), entry.value.value[0])
+    made = PlayerBehavior(
+        NAME, parsed(messages().brain, writer.brain(branches=[3]), "a behavior"), entry.value.value[0]
+    )
     eyes = ObservationSpec(name="eyes", shape=(2,))
     assert made.spec == BehaviorSpec(observations=(eyes,), actions=ActionSpec(discrete=(3,)))
     for ends in (0, 1):

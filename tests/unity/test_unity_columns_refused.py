@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import player_writer as writer
 import pytest
-from player_writer import NONE, VARIABLE
-from unity_agents import NAME, columns, infos
 
-from pipeline.errors import LocalProtocolError
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.unity import RECORD_AGAIN, Unreadable
-from pipeline.unity.columns import Columns
-from pipeline.unity.messages import messages, parsed
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity.columns import PlayerBehavior
+from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.errors import LocalProtocolError
+from sparring.pipeline.messages.simulator import BehaviorActions
+from tests.unity.player_writer import NONE, VARIABLE
+from tests.unity.unity_agents import NAME, columns, infos
 
 SEEN = [writer.vector([1.0, 2.0], name="eye")]
 GOOD = writer.agent(SEEN, number=4)
@@ -136,7 +136,7 @@ def test_a_behavior_that_no_network_can_be_built_for_is_refused(brain: bytes, se
 def test_a_behavior_that_can_not_be_named_is_refused(name: str) -> None:
     brain = parsed(messages().brain, writer.brain(continuous=1), "a behavior")
     with pytest.raises(Unreadable, match="behavior id"):
-        Columns(name, brain, infos([GOOD])[0])
+        PlayerBehavior(name, brain, infos([GOOD])[0])
 
 
 def test_actions_of_other_agents_are_refused() -> None:

@@ -6,17 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import player_writer as writer
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import LocalProtocolError
-from pipeline.messages.simulator import BehaviorActions
-from pipeline.unity import RECORD_AGAIN, Unreadable
-from pipeline.unity.conversation import TRANSITIONS, Conversation, Heard, Introduction
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity.conversation import (
+    TRANSITIONS,
+    PlayerConversation,
+    PlayerIntroduction,
+    PlayerMessage,
+)
+from sparring.pipeline.errors import LocalProtocolError
+from sparring.pipeline.messages.simulator import BehaviorActions
 
-Begin = Callable[[], Conversation]
+Begin = Callable[[], PlayerConversation]
 
 NAME = "B?team=0"
 SEEN = [writer.vector([1.0, 2.0])]
@@ -35,7 +40,7 @@ def actions(agents: list[int], value: float = 0.5, behavior: str = NAME) -> Beha
     )
 
 
-def refused(conversation: Conversation, content: bytes, reason: str) -> Unreadable:
+def refused(conversation: PlayerConversation, content: bytes, reason: str) -> Unreadable:
     """The refusal of a message, which only an end can answer."""
     with pytest.raises(Unreadable, match=reason) as raised:
         conversation.hear(content)
@@ -49,16 +54,18 @@ def refused(conversation: Conversation, content: bytes, reason: str) -> Unreadab
 
 
 def test_a_conversation_from_introduction_to_end() -> None:
-    conversation = Conversation()
+    conversation = PlayerConversation()
     heard = conversation.hear(writer.introduction(capabilities=(1, 4, 7)))
     has = frozenset({"baseRLCapabilities", "hybridActions", "multiAgentGroups"})
-    assert heard == Heard(introduction=Introduction(name="Academy", version="1.5.0", package="4.0.0", capabilities=has))
+    assert heard == PlayerMessage(
+        introduction=PlayerIntroduction(name="Academy", version="1.5.0", package="4.0.0", capabilities=has)
+    )
     answer = writer.answer(conversation.initialise(seed=-7, package="0.1.0", num_areas=3))
     assert answer.status == 200
     assert answer.initial is not None
     assert dict(writer.fields(answer.initial.pop(4))) == dict.fromkeys(range(1, 8), 1)
     assert answer.initial == {1: 2**64 - 7, 2: b"1.5.0", 3: b"0.1.0", 5: 3}
-    assert conversation.hear(writer.READY) == Heard()
+    assert conversation.hear(writer.READY) == PlayerMessage()
     answer = writer.answer(conversation.reset(b"told"))
     assert (answer.command, answer.side_channel, answer.actions) == (1, b"told", {})
     heard = conversation.hear(ONE)
@@ -69,7 +76,7 @@ def test_a_conversation_from_introduction_to_end() -> None:
     assert (answer.command, answer.side_channel) == (0, b"more")
     assert answer.actions == {NAME: [writer.Act(continuous=[0.5])]}
     heard = conversation.hear(FAREWELL)
-    assert heard == Heard(farewell="the game was closed")
+    assert heard == PlayerMessage(farewell="the game was closed")
     assert conversation.quit() == bytes.fromhex("0a0308c801 1a04 0a02 2002")
     assert conversation.state == "ended"
 
@@ -105,7 +112,7 @@ def test_a_farewell_without_a_word_is_one(begun: Begin) -> None:
 
 # ---------------------------------------------------------------- turns
 
-SAYS: dict[str, Callable[[Conversation], Any]] = {
+SAYS: dict[str, Callable[[PlayerConversation], Any]] = {
     "introduction": lambda one: one.hear(writer.introduction()),
     "output": lambda one: one.hear(writer.READY),
     "farewell": lambda one: one.hear(FAREWELL),
@@ -120,7 +127,7 @@ SAYS: dict[str, Callable[[Conversation], Any]] = {
 @given(st.lists(st.sampled_from(sorted(SAYS)), max_size=12))
 def test_what_is_not_in_the_table_is_refused_and_changes_nothing(said: list[str]) -> None:
     """A word of the trainer out of turn is its own fault; one of the player ends the conversation."""
-    conversation = Conversation()
+    conversation = PlayerConversation()
     for what in said:
         before = conversation.state
         after = TRANSITIONS.get((before, what))
@@ -144,14 +151,14 @@ def test_what_is_not_in_the_table_is_refused_and_changes_nothing(said: list[str]
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.5.0", "1.9.3", "1.2.0-preview", "1.0"])
 def test_every_version_1_is_welcome(version: str) -> None:
-    introduction = Conversation().hear(writer.introduction(version)).introduction
+    introduction = PlayerConversation().hear(writer.introduction(version)).introduction
     assert introduction is not None
     assert introduction.version == version
 
 
 @pytest.mark.parametrize("version", ["0.15.0", "2.0.0", "API-14", "11.0.0", "1", "x"])
 def test_another_version_is_refused_by_its_number_and_package(version: str) -> None:
-    error = refused(Conversation(), writer.introduction(version, "0.14"), f"'{version}'.*package '0.14'")
+    error = refused(PlayerConversation(), writer.introduction(version, "0.14"), f"'{version}'.*package '0.14'")
     assert "com.unity.ml-agents" in error.remedy
 
 
@@ -169,11 +176,11 @@ def test_another_version_is_refused_by_its_number_and_package(version: str) -> N
     ],
 )
 def test_a_first_message_that_is_no_introduction_is_refused(content: bytes, reason: str) -> None:
-    refused(Conversation(), content, reason)
+    refused(PlayerConversation(), content, reason)
 
 
 def test_agents_before_the_first_reset_are_refused() -> None:
-    conversation = Conversation()
+    conversation = PlayerConversation()
     conversation.hear(writer.introduction())
     conversation.initialise(seed=1, package="x")
     refused(conversation, ONE, "before the first reset")
@@ -200,7 +207,10 @@ def test_a_behavior_told_again_is_the_same_or_refused(begun: Begin) -> None:
     conversation = begun()
     conversation.hear(ONE)
     conversation.step([actions([3])])
-    assert conversation.hear(writer.output({}, [BRAIN + writer.integer(8, 0) + writer.text(20, "more")])) == Heard()
+    assert (
+        conversation.hear(writer.output({}, [BRAIN + writer.integer(8, 0) + writer.text(20, "more")]))
+        == PlayerMessage()
+    )
     conversation.step([])
     error = refused(conversation, writer.output({}, [writer.brain(NAME, 2)]), "other actions than at first")
     assert "while it trains" in error.remedy
@@ -210,7 +220,7 @@ def test_a_behavior_told_again_is_the_same_or_refused(begun: Begin) -> None:
 @given(data=st.data())
 def test_a_damaged_message_is_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
     """Bytes changed, taken out or put in anywhere: no other exception."""
-    conversation = Conversation()
+    conversation = PlayerConversation()
     for content, answer in (
         (writer.introduction(), lambda: conversation.initialise(seed=1, package="x")),
         (writer.READY, conversation.reset),

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import player_writer as writer
 import pytest
-from player_writer import CHW, HWC, NONE, VARIABLE
 
-from pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.unity.conversation import Conversation
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity.conversation import PlayerConversation
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.unity.player_writer import CHW, HWC, NONE, VARIABLE
 
-Begin = Callable[[], Conversation]
+Begin = Callable[[], PlayerConversation]
 
 
 def told(report: BehaviorReport, spec: BehaviorSpec, rng: np.random.Generator) -> BehaviorActions:
@@ -274,7 +274,7 @@ def test_behaviors_may_appear_late_and_their_agents_later(begun: Begin) -> None:
 @pytest.mark.parametrize("continuous", [True, False])
 def test_a_player_of_version_1_0_gets_its_actions_as_floats(continuous: bool) -> None:
     """No action spec, no capabilities, no axes: deprecated fields both ways, and images with their channels last."""
-    conversation = Conversation()
+    conversation = PlayerConversation()
     introduction = conversation.hear(writer.introduction("1.0.0", "1.0.0-preview", ())).introduction
     assert introduction is not None
     assert introduction.capabilities == frozenset()

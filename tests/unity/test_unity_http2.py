@@ -7,15 +7,23 @@ from h2.events import ResponseReceived, WindowUpdated
 from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unity_client import FIRST, LARGEST, PATH, SECOND, Client, begun, grpc_message
 
-from pipeline.unity.http2 import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Connection, Violation
+from sparring.pipeline.bridges.unity.http2 import (
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+    Call,
+    Http2Connection,
+    Violation,
+)
+from tests.unity.unity_client import FIRST, LARGEST, PATH, SECOND, Client, begun, grpc_message
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_call_is_heard_once_it_is_here_whole(size: int) -> None:
     """However the bytes of the connection come, and its message in pieces of its own."""
-    client = Client(Connection(PATH, LARGEST))
+    client = Client(Http2Connection(PATH, LARGEST))
     client.http2.initiate_connection()
     client.begin()
     for piece in (b"\0\0", b"", b"\0\0\5hel"):

@@ -20,10 +20,10 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from unity_client import FIRST, LARGEST, PATH, PREFACE, SECOND, Client, begun, grpc_message
 
-from pipeline.unity import http2
-from pipeline.unity.http2 import RESOURCE_EXHAUSTED, UNAVAILABLE, Call, Connection, Violation
+from sparring.pipeline.bridges.unity import http2
+from sparring.pipeline.bridges.unity.http2 import RESOURCE_EXHAUSTED, UNAVAILABLE, Call, Http2Connection, Violation
+from tests.unity.unity_client import FIRST, LARGEST, PATH, PREFACE, SECOND, Client, begun, grpc_message
 
 CALM = (11).to_bytes(4, "big")
 HEADERS = b"\x83\x86\x84"
@@ -49,7 +49,7 @@ def spoiled() -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(("what", "wrong"), [pytest.param(*one, id=one[0]) for one in spoiled()])
 def test_what_is_not_http2_or_too_much_ends_the_connection(what: str, wrong: bytes) -> None:
     """The other side is told so, where it speaks HTTP/2; what had been heard of is over."""
-    client = Client(Connection(PATH, LARGEST))
+    client = Client(Http2Connection(PATH, LARGEST))
     client.http2.initiate_connection()
     client.http2.clear_outbound_data_buffer()
     with pytest.raises(Violation):

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 import numpy as np
-import player_writer as writer
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.unity import Unreadable
-from pipeline.unity import messages as schema
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import messages as schema
 
 FIELD = re.compile(r"\s*((?:repeated )?)(\w+) (\w+) = (\d+);(?:\s*//.*\b(packed|encoded)\b)?")
 

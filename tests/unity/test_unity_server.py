@@ -14,13 +14,13 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, Event, PingAckReceived, StreamEnded, TrailersReceived
-from unity_client import grpc_message
 
-from pipeline.errors import SettingsError
-from pipeline.unity import http2
-from pipeline.unity import server as module
-from pipeline.unity.http2 import OTHER, RESOURCE_EXHAUSTED, UNAVAILABLE
-from pipeline.unity.server import PATH, STRANGER_S, Server, check_free
+from sparring.pipeline.bridges.unity import http2
+from sparring.pipeline.bridges.unity import server as module
+from sparring.pipeline.bridges.unity.http2 import OTHER, RESOURCE_EXHAUSTED, UNAVAILABLE
+from sparring.pipeline.bridges.unity.server import PATH, STRANGER_S, Server, check_free
+from sparring.pipeline.errors import SettingsError
+from tests.unity.unity_client import grpc_message
 
 LONG_S = 20.0
 T = TypeVar("T")

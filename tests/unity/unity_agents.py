@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import player_writer as writer
-
-from pipeline.messages.simulator import BehaviorReport
-from pipeline.unity.columns import Columns
-from pipeline.unity.messages import messages, parsed
+import tests.unity.player_writer as writer
+from sparring.pipeline.bridges.unity.columns import PlayerBehavior
+from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.messages.simulator import BehaviorReport
 
 NAME = "B?team=0"
 
@@ -19,9 +18,9 @@ def infos(agents: list[bytes]) -> Any:
     return message.unity_output.rl_output.agentInfos[0].value.value
 
 
-def columns(agents: list[bytes], brain: bytes | None = None) -> Columns:
+def columns(agents: list[bytes], brain: bytes | None = None) -> PlayerBehavior:
     brain = writer.brain(continuous=1) if brain is None else brain
-    return Columns(NAME, parsed(messages().brain, brain, "a behavior"), infos(agents)[0])
+    return PlayerBehavior(NAME, parsed(messages().brain, brain, "a behavior"), infos(agents)[0])
 
 
 def report(agents: list[bytes], brain: bytes | None = None) -> BehaviorReport:

@@ -9,7 +9,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, TrailersReceived
 
-from pipeline.unity.http2 import Call, Connection
+from sparring.pipeline.bridges.unity.http2 import Call, Http2Connection
 
 PATH = "/service/Method"
 LARGEST = 1000
@@ -26,7 +26,7 @@ def grpc_message(content: bytes, compressed: int = 0) -> bytes:
 class Client:
     """The other side of a connection."""
 
-    connection: Connection
+    connection: Http2Connection
     http2: H2Connection = field(default_factory=lambda: H2Connection(H2Configuration(header_encoding="utf-8")))
     seen: list[Event] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class Client:
 
 def begun(largest: int = LARGEST) -> Client:
     """A client that has read the connection's settings."""
-    client = Client(Connection(PATH, largest))
+    client = Client(Http2Connection(PATH, largest))
     client.http2.initiate_connection()
     client.read()
     assert client.send() == []

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-import world_game
-import world_links
-import world_run
-from world_invariants import Watch
-from world_plan import Fault, Plan, draw
-from world_run import run_plan
 
-from pipeline.errors import CodecError, ServiceError
-from pipeline.messages.codec import SERVICES, decode, encode
-from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import Books, PolicyWeights, RunState
-from pipeline.messages.simulator import Ping
-from pipeline.progress import Progress
-from services import assembly
+from sparring.pipeline.errors import CodecError, ServiceError
+from sparring.pipeline.messages.codec import SERVICES, decode, encode
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from sparring.pipeline.messages.service import PolicyWeights, RunState, StepCounts
+from sparring.pipeline.messages.simulator import Ping
+from sparring.pipeline.monitoring.progress import ProgressTracker
+from sparring.services.stages import assembly
+from tests.world import world_game, world_links, world_run
+from tests.world.world_invariants import Watch
+from tests.world.world_plan import Fault, Plan, draw
+from tests.world.world_run import run_plan
 
 
 def violations(see: Callable[[Watch], None]) -> list[str]:
@@ -43,7 +41,7 @@ def weights(version: int, value: float = 0.0) -> PolicyWeights:
 
 
 def books(**terms: int) -> RunState:
-    own = Books(**{"produced": 0, "trained": 0, "ghost": 0, "stale": 0, "lost": 0, "open": 0, **terms})
+    own = StepCounts(**{"produced": 0, "trained": 0, "ghost": 0, "stale": 0, "lost": 0, "open": 0, **terms})
     nothing: dict[str, Any] = {}
     return RunState(
         start="c.1",
@@ -95,14 +93,14 @@ def trained_again_after_a_restore(watch: Watch) -> None:
 
 
 def two_opponents(watch: Watch, agents: list[int], matches: list[int]) -> None:
-    draws = (Draw(number=1, team=0, ghosts={"A?team=1": 1}), Draw(number=2, team=0, ghosts={"A?team=1": 2}))
-    watch.published("coordination", "assignment", Assignment(serial=1, draws=draws))
+    draws = (Matchup(number=1, team=0, ghosts={"A?team=1": 1}), Matchup(number=2, team=0, ghosts={"A?team=1": 2}))
+    watch.published("coordination", "assignment", MatchupAssignment(serial=1, draws=draws))
     take(watch, [1, 2], matches, draws=[1, 2], agents=agents)
 
 
 def learned_from_a_ghost(watch: Watch) -> None:
-    draws = (Draw(number=1, team=1, ghosts={"A?team=0": 1}),)
-    watch.published("coordination", "assignment", Assignment(serial=1, draws=draws))
+    draws = (Matchup(number=1, team=1, ghosts={"A?team=0": 1}),)
+    watch.published("coordination", "assignment", MatchupAssignment(serial=1, draws=draws))
     take(watch, [1], draws=[1])
 
 
@@ -194,12 +192,12 @@ def test_a_run_that_does_not_go_on_is_seen(calm: Plan, monkeypatch: pytest.Monke
 
 
 def test_a_wait_that_nobody_notices_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(world_run.WATCHED, "services/stepping.py run")
-    assert "may wait for ever in services/stepping.py run" in first(calm)
+    monkeypatch.delitem(world_run.WATCHED, "services/stages/stepping.py run")
+    assert "may wait for ever in services/stages/stepping.py run" in first(calm)
 
 
 def test_a_stage_that_does_not_say_what_it_waits_for_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Progress, "waits", lambda *_, **__: None)
+    monkeypatch.setattr(ProgressTracker, "waits", lambda *_, **__: None)
     assert "and does not say for what" in first(calm)
 
 

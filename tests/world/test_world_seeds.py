@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import world_broken
-from world_plan import draw
-from world_run import run_plan, run_seed
+
+from tests.world import world_broken
+from tests.world.world_plan import draw
+from tests.world.world_run import run_plan, run_seed
 
 FOUND = {
     1: "segments that came damaged were acknowledged, and their steps were in no place of the books",

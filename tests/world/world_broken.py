@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.queues.receiving import ReceiverState
-from pipeline.queues.sending import SenderState
-from pipeline.queues.wire import Data, Grant
+from sparring.pipeline.queues.receiving import ReceiverState
+from sparring.pipeline.queues.sending import SenderState
+from sparring.pipeline.queues.wire import Data, Grant
 
 
 def _forgets_to_resend(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import trio
-from world_plan import Fault
-from world_schedule import PART
+
+from tests.world.world_plan import Fault
+from tests.world.world_schedule import PART
 
 if TYPE_CHECKING:
-    from world_run import World
+    from tests.world.world_run import World
 
 _SLICE_S: Final = 0.04
 """Of what is slow: it runs for a share of each such time."""

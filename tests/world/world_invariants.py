@@ -21,14 +21,14 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import trio
-from world_learner import TallyLearner
 
-from pipeline.learning.checkpoints import Checkpoint
-from pipeline.messages.matches import Assignment, Draw
-from pipeline.messages.service import AssemblyState, PolicyWeights, RunState, Segments
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.sending_end import SendingEnd
-from services.outcome import closed, held
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
+from sparring.pipeline.messages.service import AssemblyState, PolicyWeights, RunState, Segments
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.services.supervision.outcome import closed, held
+from tests.world.world_learner import TallyLearner
 
 LINES: Final = 60
 
@@ -61,7 +61,7 @@ class Watch:
         self._versions: dict[tuple[str, str], int] = {}
         self._published: dict[str, int] = {}
         self._contents: dict[tuple[str, int], int] = {}
-        self._draws: dict[int, Draw] = {}
+        self._draws: dict[int, Matchup] = {}
         self._lives: dict[tuple[str, str, int], int] = {}
         self._matches: dict[int, int] = {}
         self._lineages: dict[tuple[str, int, int], frozenset[int]] = {}
@@ -129,7 +129,7 @@ class Watch:
             self._weights(board, record)
         elif isinstance(record, RunState):
             self._books(record)
-        elif isinstance(record, Assignment):
+        elif isinstance(record, MatchupAssignment):
             for draw in record.draws:
                 known = self._draws.setdefault(draw.number, draw)
                 self.require(asdict(known) == asdict(draw), "matches", f"draw {draw.number} has two meanings")

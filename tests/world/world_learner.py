@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import world_game
 
-from pipeline.learning.checkpoints import Checkpoint
-from pipeline.learning.learner import Learner
-from pipeline.learning.report import UpdateReport, lags
-from pipeline.messages.service import Segments
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.report import UpdateReport, lags
+from sparring.pipeline.messages.service import Segments
+from tests.world import world_game
 
 
 class Training(Protocol):

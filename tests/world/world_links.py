@@ -16,15 +16,15 @@ from random import Random
 from typing import Any, Final, Protocol
 
 import trio
-from world_schedule import RunQueue
 
-from pipeline.errors import CodecError
-from pipeline.messages.codec import SERVICES, Buffer
-from pipeline.queues import frames as framing
-from pipeline.queues.board_ends import BoardEnd
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.sending_end import SendingEnd
-from pipeline.queues.timer import Timer
+from sparring.pipeline.errors import CodecError
+from sparring.pipeline.messages.codec import SERVICES, Buffer
+from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues.board_ends import BoardEnd
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.timer import Timer
+from tests.world.world_schedule import RunQueue
 
 LATENCY_S: Final = 0.0005
 GRID_S: Final = 0.001

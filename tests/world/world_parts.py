@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import trio
-from world_faults import Crash
-from world_learner import TRAINING
-from world_schedule import PART
-from world_transport import WorldTransport
 
-from pipeline.errors import SparringError, first_failure
-from pipeline.runtime import Context
-from services.topology import ServicePlan
+from sparring.pipeline.errors import SparringError, first_failure
+from sparring.services.process.runtime import Context
+from sparring.services.supervision.topology import ServicePlan
+from tests.world.world_faults import Crash
+from tests.world.world_learner import TRAINING
+from tests.world.world_schedule import PART
+from tests.world.world_transport import WorldTransport
 
 if TYPE_CHECKING:
-    from world_run import World
+    from tests.world.world_run import World
 
 EXIT_S: Final = 0.05
 """A process takes its time to end; what it said last has arrived by then."""
@@ -42,7 +42,7 @@ class Log:
     warning = error = info
 
 
-class Hosted:
+class HostedService:
     """One start of a service."""
 
     pid = None

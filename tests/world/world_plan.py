@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from world_game import Rules
-from world_links import CALM, Weather
+from tests.world.world_game import Rules
+from tests.world.world_links import CALM, Weather
 
 BUFFER: Final = 32
 LONGEST_HANG_S: Final = 14.0

@@ -6,13 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
-from world_game import Tally
-from world_streams import Doors, Stream
 
-from pipeline.messages.codec import FrameReader, to_bytes
-from pipeline.messages.simulator import VERSION, Act, BehaviorReport, Bye, Fault, Hello, Ping, Reset, Step, Welcome
-from pipeline.simulation.answers import check_welcome
-from pipeline.simulation.counting import StepCounter
+from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.simulator import (
+    VERSION,
+    Act,
+    BehaviorReport,
+    Bye,
+    Fault,
+    Hello,
+    Ping,
+    Reset,
+    Step,
+    Welcome,
+)
+from sparring.pipeline.simulation.answers import check_welcome
+from sparring.pipeline.simulation.counting import StepCounter
+from tests.world.world_game import Tally
+from tests.world.world_streams import Doors, Stream
 
 LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 

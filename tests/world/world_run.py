@@ -21,31 +21,31 @@ import anyio
 import torch
 import trio
 from trio.testing import MockClock
-from world_faults import Troubles
-from world_game import Tally
-from world_invariants import Watch
-from world_learner import TallyLearner
-from world_links import Network
-from world_parts import Hosted, Log
-from world_plan import Plan, draw
-from world_player import Player, Told
-from world_schedule import PART, seeded, take_over
-from world_streams import Doors
-from world_transport import WorldTransport
-from world_waits import FLOW, WATCHED, endless
 
-import pipeline.files
-import pipeline.metrics
-import services.learning
-from pipeline.errors import CodecError, RemoteProtocolError, first_failure
-from pipeline.messages.service import RunState
-from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.runtime import Run
-from pipeline.settings import parse_settings
-from pipeline.simulation.counting import StepCounter
-from services.supervisor import Supervisor
-from services.topology import ServicePlan, Topology, build
+import sparring.pipeline.files
+import sparring.pipeline.monitoring.metrics
+import sparring.services.stages.learning
+from sparring.pipeline.errors import CodecError, RemoteProtocolError, first_failure
+from sparring.pipeline.messages.service import RunState
+from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.simulation.counting import StepCounter
+from sparring.services.process.runtime import Run
+from sparring.services.supervision.supervisor import Supervisor
+from sparring.services.supervision.topology import ServicePlan, Topology, build
+from tests.world.world_faults import Troubles
+from tests.world.world_game import Tally
+from tests.world.world_invariants import Watch
+from tests.world.world_learner import TallyLearner
+from tests.world.world_links import Network
+from tests.world.world_parts import HostedService, Log
+from tests.world.world_plan import Plan, draw
+from tests.world.world_player import Player, Told
+from tests.world.world_schedule import PART, seeded, take_over
+from tests.world.world_streams import Doors
+from tests.world.world_transport import WorldTransport
+from tests.world.world_waits import FLOW, WATCHED, endless
 
 RESUMES_S: Final = 40.0
 """Within this time after the last fault something is trained: a silent process is ended after 10 s, a link after 10."""
@@ -69,7 +69,7 @@ class World:
         self.chance = Random(f"world {plan.seed}")
         damage = any(fault.weather.damaged for fault in plan.faults)
         self.watch = Watch(real=plan.setting.real, damage=damage)
-        self.hosted: dict[str, Hosted] = {}
+        self.hosted: dict[str, HostedService] = {}
         self.counted: dict[str, int] = {}
         self.status = ""
         self.died: dict[str, bool] = {}
@@ -171,9 +171,9 @@ class World:
             self.status = await supervisor.supervise()
             self.died = {part.name: part.gone for part in supervisor._parts if part.died}
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> Hosted:
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         """Starts a service; called by the supervisor."""
-        hosted = self.hosted[plan.name] = Hosted(self, plan, start, first=first)
+        hosted = self.hosted[plan.name] = HostedService(self, plan, start, first=first)
         self.tasks.start_soon(hosted.serve)
         return hosted
 
@@ -300,9 +300,13 @@ class Outcome:
 def _patched(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, value in (
-            (pipeline.files, "put", world.troubles.put),
-            (pipeline.metrics, "resident_bytes", lambda: 0.0),  # the only number that no seed decides
-            (services.learning, "Learner", TallyLearner),
+            (sparring.pipeline.files, "put", world.troubles.put),
+            (
+                sparring.pipeline.monitoring.metrics,
+                "resident_bytes",
+                lambda: 0.0,
+            ),  # the only number that no seed decides
+            (sparring.services.stages.learning, "Learner", TallyLearner),
         ):
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)

@@ -8,7 +8,8 @@ from typing import Any, Self
 import anyio
 import trio
 from anyio.abc import ByteStream, TaskGroup
-from world_links import CALM, Lane, Network
+
+from tests.world.world_links import CALM, Lane, Network
 
 _RESET = b"\0reset"
 

@@ -8,17 +8,17 @@ from typing import Any, Self
 
 import anyio
 import trio
-from world_links import Lane, Network
 
-from pipeline.errors import CodecError, QueueError
-from pipeline.messages.codec import SERVICES, Buffer
-from pipeline.queues import frames as framing
-from pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
-from pipeline.queues.interface import Capacity
-from pipeline.queues.receiving_end import ReceivingEnd
-from pipeline.queues.scope import Scope
-from pipeline.queues.sending_end import SendingEnd
-from pipeline.queues.wire import DEFAULT_TIMING, make_id
+from sparring.pipeline.errors import CodecError, QueueError
+from sparring.pipeline.messages.codec import SERVICES, Buffer
+from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.scope import Scope
+from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, make_id
+from tests.world.world_links import Lane, Network
 
 
 class Receiving:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
-from world_schedule import PART
+
+from tests.world.world_schedule import PART
 
 ROOT: Final = Path(__file__).parents[2]
-_OURS: Final = tuple(f"{ROOT / top}/" for top in ("pipeline", "services"))
+_OURS: Final = f"{ROOT}/src/sparring/"
 
 FLOW: Final = "the flow"
 """A full queue, or an empty one: the stage says what it waits for and from whom, and stalls are judged by that."""
@@ -30,23 +31,23 @@ WATCHED: Final = {
     "pipeline/queues/sending_end.py SendingEnd._turn": FLOW,
     "pipeline/queues/receiving_end.py ReceivingEnd._arrival": FLOW,
     "pipeline/queues/board_ends.py SubscriptionEnd.changed": SILENCE,
-    "pipeline/stepping/simulators.py Simulators._read": SILENCE,
-    "pipeline/stepping/outgoing.py Outgoing.run": SILENCE,
-    "services/parts.py Parts._run": CHILD,
-    "services/supervisor.py Supervisor.supervise": ORDER,
+    "services/endpoint/simulators.py Simulators._read": SILENCE,
+    "services/endpoint/outgoing.py Outgoing.run": SILENCE,
+    "services/supervision/parts.py Parts._run": CHILD,
+    "services/supervision/supervisor.py Supervisor.supervise": ORDER,
     "pipeline/queues/timer.py Timer._sleep": ORDER,
-    "pipeline/runtime.py cancel_at_stop": ORDER,
-    "pipeline/stepping/admission.py Gate.run": ORDER,
-    "services/assembly.py run": ORDER,
-    "services/coordination.py run": ORDER,
-    "services/coordination.py _follow_learner.<locals>.look_again": ORDER,
-    "services/stepping.py run": ORDER,
-    "services/stepping.py Stepping.loop": ORDER,
-    "services/stepping.py Stepping._step": FLOW,  # while it hands steps on
-    "services/assembly.py Assembly.cut": FLOW,  # likewise
-    "services/assembly.py Assembly.take": FLOW,
-    "services/assembly.py Assembly.settle": FLOW,
-    "services/stepping.py Stepping.hand_on_in_time": ORDER,
+    "services/process/runtime.py cancel_at_stop": ORDER,
+    "services/endpoint/admission.py ConnectionAcceptor.run": ORDER,
+    "services/stages/assembly.py run": ORDER,
+    "services/stages/coordination.py run": ORDER,
+    "services/stages/coordination.py _follow_learner.<locals>.look_again": ORDER,
+    "services/stages/stepping.py run": ORDER,
+    "services/stages/stepping.py Stepping.loop": ORDER,
+    "services/stages/stepping.py Stepping._step": FLOW,  # while it hands steps on
+    "services/stages/assembly.py Assembly.cut": FLOW,  # likewise
+    "services/stages/assembly.py Assembly.take": FLOW,
+    "services/stages/assembly.py Assembly.settle": FLOW,
+    "services/stages/stepping.py Stepping.hand_on_in_time": ORDER,
 }
 """By module and function that waits."""
 
@@ -70,7 +71,7 @@ def _place(task: Any) -> str:
     for frame, _ in task.iter_await_frames():
         code = frame.f_code
         if code.co_filename.startswith(_OURS):
-            place = f"{Path(code.co_filename).relative_to(ROOT).as_posix()} {code.co_qualname}"
+            place = f"{code.co_filename.removeprefix(_OURS)} {code.co_qualname}"
         elif code.co_name == "_nested_child_finished":
             return ""
     return place

@@ -14,22 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.demonstrations.library import DemonstrationFile, load
-from pipeline.learning.memories import Memories
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.settings import TrainerSettings
-from pipeline.learning.signals.curiosity import Curiosity
-from pipeline.learning.signals.gail import Gail
-from pipeline.learning.signals.rnd import Rnd
-from pipeline.learning.signals.scale import RewardScale
-from pipeline.learning.signals.steps import Floats, Steps
-from pipeline.networks.device import PROCESSOR
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.demonstrations.library import DemonstrationFile, load
+from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.signals.curiosity import Curiosity
+from sparring.pipeline.learning.signals.gail import Gail
+from sparring.pipeline.learning.signals.rnd import Rnd
+from sparring.pipeline.learning.signals.scale import RewardScale
+from sparring.pipeline.learning.signals.steps import Floats, Steps
+from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.specs import BehaviorSpec
 
 EXTRINSIC: Final = "extrinsic"
 
 
-class Source(Protocol):
+class RewardNetwork(Protocol):
     """A reward signal with networks of its own."""
 
     @property
@@ -95,7 +95,7 @@ class Signals:
     ) -> None:
         wanted = settings.reward_signals
         self.settings = wanted.named()
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, RewardNetwork] = {}
         self.demo_files: tuple[DemonstrationFile, ...] = ()
         if wanted.gail is not None:
             gail = wanted.gail

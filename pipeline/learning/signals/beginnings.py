@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.learning.memories import Memories
+from sparring.pipeline.learning.memories import Memories
 
 
-class Beginnings:
+class EpisodeStarts:
     """Knows the lives that are under way, and the mean value of their beginnings by reward signal."""
 
     def __init__(self) -> None:

@@ -20,12 +20,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.settings import CuriositySettings
-from pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
-from pipeline.networks.device import PROCESSOR, back, over
-from pipeline.networks.encoders import Inputs
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.settings import CuriositySettings
+from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
+from sparring.pipeline.networks.device import PROCESSOR, back, over
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.specs import BehaviorSpec
 
 FORWARD: Final = 0.2
 LOSS: Final = 10.0

@@ -21,7 +21,7 @@ _HORIZON: Final = 2000
 """Steps over which the policy's ends are counted; of a larger batch, all."""
 
 
-class Absorbing:
+class EndCounts:
     """Counts the ends of both sides.
 
     Args:

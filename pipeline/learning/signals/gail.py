@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
 
-from pipeline.demonstrations.library import Demonstrations
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.settings import ExtrinsicSettings, GailSettings
-from pipeline.learning.signals.ends import Absorbing
-from pipeline.learning.signals.steps import Features, Floats, Steps, linear, some
-from pipeline.networks.device import PROCESSOR, over
-from pipeline.networks.encoders import Inputs
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.demonstrations.library import Demonstrations
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
+from sparring.pipeline.learning.signals.ends import EndCounts
+from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, linear, some
+from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.specs import BehaviorSpec
 
 PENALTY: Final = 10.0
 CODE: Final = 128
@@ -51,7 +51,7 @@ _HELD_OUT: Final = 0.2
 _ROWS_AT_ONCE: Final = 4096
 
 
-class Shown(NamedTuple):
+class DiscriminatorRows(NamedTuple):
     """Rows of one side, on the processor.
 
     Attributes:
@@ -62,9 +62,11 @@ class Shown(NamedTuple):
     inputs: Inputs
     more: Tensor | None
 
-    def rows(self, at_B: Tensor) -> Shown:
+    def rows(self, at_B: Tensor) -> DiscriminatorRows:
         """Some of them."""
-        return Shown(some(self.inputs, at_B), None if self.more is None else self.more.index_select(0, at_B))
+        return DiscriminatorRows(
+            some(self.inputs, at_B), None if self.more is None else self.more.index_select(0, at_B)
+        )
 
 
 class Discriminator(nn.Module):
@@ -91,13 +93,13 @@ class Discriminator(nn.Module):
             self.register_buffer("beta", torch.zeros(()))
         self.head = linear(CODE if settings.use_vail else self.features.size, 1, _HEAD_GAIN, generator)
 
-    def show(self, steps: Steps) -> Shown:
+    def show(self, steps: Steps) -> DiscriminatorRows:
         """Steps as this network reads them."""
         encoder = self.features.encoder
         inputs = encoder.prepare(encoder.join([column[: len(steps)] for column in steps.observations]))
-        return Shown(inputs, torch.cat((steps.done, steps.flags), 1) if self.uses_actions else None)
+        return DiscriminatorRows(inputs, torch.cat((steps.done, steps.flags), 1) if self.uses_actions else None)
 
-    def forward(self, shown: Shown, noise: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, shown: DiscriminatorRows, noise: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B], and the mean code [B, Z] where there is one.
 
         Args:
@@ -143,7 +145,7 @@ class Gail:
         self._generator = generator
         self._taken: list[dict[str, Tensor]] = []
         if shown is not None:
-            self._absorbing = Absorbing(int(shown.terminated.sum()), shown.steps)
+            self._absorbing = EndCounts(int(shown.terminated.sum()), shown.steps)
             learned, held_out = shown.split(_HELD_OUT, seed=0)
             self._learned = Steps.of_demonstrations(spec.actions, learned)
             self._kept = Steps.of_demonstrations(spec.actions, held_out) if held_out.episodes else None
@@ -184,7 +186,7 @@ class Gail:
             found["Policy/GAIL Held-Out Accuracy"] = (logits > 0).float().mean().item()
         return found
 
-    def step(self, policy: Shown, expert: Shown) -> list[dict[str, Tensor]]:
+    def step(self, policy: DiscriminatorRows, expert: DiscriminatorRows) -> list[dict[str, Tensor]]:
         """One step on as many rows of both sides; what it was like, or nothing where the gradient was not finite.
 
         Args:
@@ -219,7 +221,7 @@ class Gail:
 
     # ---------------------------------------------------------------- inside
 
-    def _penalty(self, policy: Shown, expert: Shown) -> Tensor:
+    def _penalty(self, policy: DiscriminatorRows, expert: DiscriminatorRows) -> Tensor:
         """(4), without its weight."""
         share_B = over(torch.rand(len(expert.inputs[0]), generator=self._generator), self.optimizer.device)
         pairs = zip(policy.inputs, expert.inputs, strict=True)
@@ -228,7 +230,7 @@ class Gail:
         if policy.more is not None and expert.more is not None:
             more = _between(policy.more, expert.more, share_B).requires_grad_()
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels can be derived once only
-            logits_B, _ = self.module(Shown(tuple(columns), more), True)
+            logits_B, _ = self.module(DiscriminatorRows(tuple(columns), more), True)
             wanted = columns if more is None else [*columns, more]
             gradients = torch.autograd.grad(logits_B.sigmoid().sum(), wanted, create_graph=True, allow_unused=True)
         squares_B = sum(one.square().flatten(1).sum(1) for one in gradients if one is not None)
@@ -236,7 +238,7 @@ class Gail:
         return (torch.sqrt(squares_B + _SAFE) - 1).square().mean()
 
     @torch.no_grad()
-    def _logits(self, shown: Shown, rows: Tensor) -> Tensor:
+    def _logits(self, shown: DiscriminatorRows, rows: Tensor) -> Tensor:
         logits_B: Tensor = self.module(over(shown.rows(rows), self.optimizer.device), False)[0]
         return logits_B
 
@@ -263,10 +265,10 @@ def biased(extrinsic: ExtrinsicSettings | None) -> bool:
     return extrinsic is None or not extrinsic.strength
 
 
-def _both(one: Shown, other: Shown) -> Shown:
+def _both(one: DiscriminatorRows, other: DiscriminatorRows) -> DiscriminatorRows:
     inputs = tuple(torch.cat(columns) for columns in zip(one.inputs, other.inputs, strict=True))
     more = None if one.more is None or other.more is None else torch.cat((one.more, other.more))
-    return Shown(inputs, more)
+    return DiscriminatorRows(inputs, more)
 
 
 def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:

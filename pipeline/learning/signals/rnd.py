@@ -17,13 +17,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from pipeline.learning.optimizer import Adam
-from pipeline.learning.parameters import place
-from pipeline.learning.settings import RndSettings
-from pipeline.learning.signals.steps import Features, Floats, Steps, some
-from pipeline.networks.device import PROCESSOR, back, over
-from pipeline.networks.encoders import Inputs
-from pipeline.specs import BehaviorSpec
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.parameters import place
+from sparring.pipeline.learning.settings import RndSettings
+from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, some
+from sparring.pipeline.networks.device import PROCESSOR, back, over
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.specs import BehaviorSpec
 
 _ROWS_AT_ONCE: Final = 4096
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import sequences
-from pipeline.learning import returns
-from pipeline.learning.memories import Memories
-from pipeline.networks.normalizer import Normalizer
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning import returns
+from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.networks.normalizer import Normalizer
 
 CLIP: Final = np.float32(10.0)
 """Largest reward, either sign."""

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.actions import LIMIT, shown_features, to_environment
-from pipeline.demonstrations.library import Demonstrations
-from pipeline.networks.encoders import Encoder, Inputs
-from pipeline.networks.initialization import HIDDEN_GAINS, draw
-from pipeline.networks.perceptron import unset_linear
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec
+from sparring.pipeline.demonstrations.library import Demonstrations
+from sparring.pipeline.networks.actions import LIMIT, shown_features, to_environment
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.perceptron import unset_linear
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec
 
 Floats = NDArray[np.float32]
 

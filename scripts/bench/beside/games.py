@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-_BALANCE: Final = Path(__file__).parents[3] / "pipeline" / "simulation" / "balance.py"
+_BALANCE: Final = Path(__file__).parents[3] / "pipeline" / "games" / "balance.py"
 _FORWARD: Final[NDArray[np.float64]] = np.array([[1.0], [-1.0]])
 """Which way along the line each team's body looks."""
 _RECORDS: Final = {
-    "pipeline.messages.simulator": ("BehaviorActions", "BehaviorReport", "Decisions", "Ends"),
-    "pipeline.specs": ("ActionSpec", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
+    "sparring.pipeline.messages.simulator": ("BehaviorActions", "BehaviorReport", "Decisions", "Ends"),
+    "sparring.pipeline.specs": ("ActionSpec", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
 }
 """What `balance.py` imports of the pipeline, which needs a newer Python than ML-Agents."""
 
@@ -61,7 +61,7 @@ class Game(Protocol):
 
 
 def _balance_module() -> ModuleType:
-    """`pipeline/simulation/balance.py` with plain records in the place of the pipeline's."""
+    """`pipeline/games/balance.py` with plain records in the place of the pipeline's."""
     known = {name: sys.modules.get(name) for name in _RECORDS}
     for name, records in _RECORDS.items():
         stand_in: Any = ModuleType(name)
@@ -84,7 +84,7 @@ def _balance_module() -> ModuleType:
 
 
 class Balance:
-    """3DBall's stand-in: the physics of `pipeline.simulation.balance`; an episode of 1,000 decisions returns 100."""
+    """3DBall's stand-in: the physics of `pipeline/games/balance.py`; an episode of 1,000 decisions returns 100."""
 
     def __init__(self, arenas: int, seed: int) -> None:
         self.keys: tuple[str, ...] = ("3DBall?team=0",)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from beside.games import GAMES, Floats, Game
 from beside.runs import BENCH
-from pipeline.learning.checkpoints import load
-from pipeline.networks.settings import NetworkSettings
-from pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.stepping.policies import CurrentPolicy
-from services.players import actor_of
+from sparring.pipeline.learning.checkpoints import load
+from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.policies import CurrentPolicy
+from sparring.services.commands.players import actor_of
 
 ARENAS: Final = 25
 _RESAMPLES: Final = 10_000

@@ -148,11 +148,11 @@ def run(job: Job, folder: Path, interpreter: Path) -> Path:
 def _command(job: Job, place: Path, interpreter: Path) -> tuple[Sequence[str], Path]:
     """The command line of a trainer, and where its modules are."""
     ours = job.trainer != MLAGENTS
-    start = [sys.executable, "-m", "services", "train"] if ours else [str(interpreter), "-m", "beside.learn"]
+    start = [sys.executable, "-m", "sparring", "train"] if ours else [str(interpreter), "-m", "beside.learn"]
     common = ["--env", str(_player(job, place, interpreter)), "--run-id", "run", "--seed", str(job.seed)]
     common += ["--results-dir", str(place / "results"), "--base-port", str(_free_port()), "--no-graphics"]
     words = [*start, str(place / "config.yaml"), *common]
-    return ([*words, "--no-export"], job.root) if ours else (words, BENCH)
+    return ([*words, "--no-export"], job.root / "src") if ours else (words, BENCH)
 
 
 def _player(job: Job, place: Path, interpreter: Path) -> Path:

@@ -1,0 +1,1 @@
+"""Bridges: simulators of another protocol (Unity, Godot) or another Python interface (Gymnasium, PettingZoo)."""

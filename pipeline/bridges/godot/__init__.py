@@ -1,0 +1,1 @@
+"""Godot RL Agents' protocol."""

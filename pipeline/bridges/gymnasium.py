@@ -1,0 +1,235 @@
+"""Gymnasium environments as a game: each area is one environment and one agent.
+
+An ended episode and the next one's first observation stand in the same report, so no frame is
+spent on a reset. `terminated` is an end, `truncated` an interruption.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden, imported
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+
+if TYPE_CHECKING:
+    from sparring.pipeline.simulation.game import Game
+
+_NATIVE_FROM = 8
+"""Areas from which an environment's own vector form is faster than its single form in a loop."""
+
+
+def make_gymnasium(
+    env_id: str,
+    areas: int = 1,
+    *,
+    behavior: str | None = None,
+    vectorization: str = "auto",
+    wrappers: str = "",
+    brightest: int = 255,
+    **options: Any,
+) -> Game:
+    """A Gymnasium environment as a game.
+
+    Args:
+        env_id: as for `gymnasium.make`; `module:Name-v0` imports the module that registers it.
+        areas: environments side by side, 1 or more.
+        behavior: its name; None takes the id without namespace and version.
+        vectorization: `sync` steps single environments, `native` the environment's own vector form,
+            `auto` the faster of the two.
+        wrappers: classes to wrap each environment in, innermost first, as `package.module.Class` with commas between.
+        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
+        options: for the environment.
+
+    Raises:
+        SettingsError: the package or environment is missing, or an option is unknown.
+        SpecError: a space has no form here.
+    """
+    gymnasium = imported("gymnasium", "gymnasium")
+    if areas < 1 or vectorization not in ("auto", "sync", "native") or brightest not in range(1, 256):
+        raise SettingsError(
+            f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
+            "areas, auto, sync or native, and a whole number from 1 to 255; correct the simulator's options"
+        )
+    name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
+    classes = [_wrapper(path.strip()) for path in wrappers.split(",") if path.strip()]
+    if classes and vectorization == "native":
+        raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
+    try:
+        if vectorization == "native" or (
+            vectorization == "auto" and not classes and _has_native(gymnasium, env_id, areas, options)
+        ):
+            vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
+            if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
+                return NativeGame(name, vector, brightest)
+            vector.close()
+        return GymnasiumGame(name, [_made(gymnasium, env_id, classes, options) for _ in range(areas)], brightest)
+    except (gymnasium.error.Error, TypeError, ImportError) as error:
+        raise SettingsError(
+            f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
+            "check the id, its package and the options"
+        ) from error
+
+
+def _made(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """One environment in its wrappers."""
+    env = gymnasium.make(env_id, **options)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def _wrapper(path: str) -> Any:
+    """The class that a dotted path names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"got wrapper {path!r}: {error}; expected a class, as gymnasium.wrappers.RescaleAction; "
+            "correct the path, or install its package"
+        ) from error
+
+
+def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, Any]) -> bool:
+    if areas < _NATIVE_FROM or options:
+        return False
+    module, _, plain = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)  # registers the environment
+    spec = gymnasium.spec(plain)
+    return bool(spec.vector_entry_point and not spec.additional_wrappers)
+
+
+class _GymnasiumBase:
+    """What both forms share: specs, ids, and reports of one behavior."""
+
+    def __init__(self, name: str, areas: int, observation_space: Any, action_space: Any, brightest: int) -> None:
+        self.name = name
+        self._behavior = str(BehaviorId(name=name))
+        self._observations = Observations(observation_space, brightest)
+        self._actions = Actions(action_space)
+        self._areas = np.arange(areas, dtype=np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """The one behavior."""
+        spec = BehaviorSpec(observations=self._observations.specs, actions=self._actions.spec)
+        return {self._behavior: spec}
+
+    def _report(self, decisions: Decisions | None, ends: Ends | None) -> Sequence[BehaviorReport]:
+        return (BehaviorReport(behavior=self._behavior, decisions=decisions, ends=ends),)
+
+
+class GymnasiumGame(_GymnasiumBase):
+    """Single environments in a loop; an ended one is reset in the same frame.
+
+    Args:
+        name: of the behavior.
+        envs: one environment per area, all of the same spaces.
+        brightest: as for `Observations`.
+    """
+
+    def __init__(self, name: str, envs: Sequence[Any], brightest: int = 255) -> None:
+        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, brightest)
+        self._envs = list(envs)
+        self._parameters: Mapping[str, float] = {}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
+        self._parameters = parameters
+        begun = [
+            env.reset(seed=None if seed is None else seed + area, options=dict(parameters) or None)
+            for area, env in enumerate(self._envs)
+        ]
+        seen = self._observations.rows([observation for observation, _ in begun])
+        masks = self._masks([info for _, info in begun])
+        return self._report(decisions(self._areas, seen, masks=masks), None)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """Steps every area that got an action."""
+        act = actions.get(self._behavior)
+        if act is None or not len(act.agents):
+            return ()
+        rewards = np.zeros(len(act.agents), np.float32)
+        seen, infos, rows, last, cut = [], [], [], [], []
+        values = self._actions.rows(act.continuous, act.discrete)
+        for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
+            env = self._envs[area]
+            observation, rewards[row], terminated, truncated, info = env.step(value)
+            if terminated or truncated:
+                rows.append(row)
+                last.append(observation)
+                cut.append(not terminated)
+                observation, info = env.reset(options=dict(self._parameters) or None)
+            seen.append(observation)
+            infos.append(info)
+        ended = None
+        if rows:
+            ended = ends(act.agents[rows], self._observations.rows(last), rewards=rewards[rows], interrupted=cut)
+            rewards[rows] = 0
+        following = decisions(act.agents, self._observations.rows(seen), rewards=rewards, masks=self._masks(infos))
+        return self._report(following, ended)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self._envs:
+            env.close()
+
+    def _masks(self, infos: Sequence[Mapping[str, Any]]) -> NDArray[np.bool_] | None:
+        if not any("action_mask" in info for info in infos):
+            return None
+        return forbidden([info.get("action_mask") for info in infos], self._actions.spec)
+
+
+class NativeGame(_GymnasiumBase):
+    """An environment's own vector form, which resets an ended area in the following frame.
+
+    An area then decides nothing in the frame of its end; where all areas ended at once, the
+    following frame is taken along, so that a report always holds a decision.
+
+    Args:
+        name: of the behavior.
+        vector: a vector environment with AutoresetMode.NEXT_STEP.
+        brightest: as for `Observations`.
+    """
+
+    def __init__(self, name: str, vector: Any, brightest: int = 255) -> None:
+        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, brightest)
+        self._vector = vector
+        idle = np.zeros((1, self._actions.spec.continuous), np.float32)
+        still = np.zeros((1, len(self._actions.spec.discrete)), np.int32)
+        self._idle = np.repeat(self._actions.batch(idle, still), vector.num_envs, axis=0)
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """Begins all episodes. Parameters go to the environment as reset options."""
+        observations, _ = self._vector.reset(seed=seed, options=dict(parameters) or None)
+        return self._report(decisions(self._areas, self._observations.batch(observations)), None)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """Steps all areas; those that ended before get no action and begin anew."""
+        values = self._idle.copy()
+        if act := actions.get(self._behavior):
+            values[act.agents] = self._actions.batch(act.continuous, act.discrete)
+        observations, rewards, terminated, truncated, _ = self._vector.step(values)
+        seen = self._observations.batch(observations)
+        over = terminated | truncated
+        if not over.any():
+            return self._report(decisions(self._areas, seen, rewards=rewards), None)
+        last = tuple(one[over] for one in seen)
+        ended = ends(self._areas[over], last, rewards=rewards[over], interrupted=~terminated[over])
+        if over.all():
+            observations, *_ = self._vector.step(self._idle)
+            return self._report(decisions(self._areas, self._observations.batch(observations)), ended)
+        on = ~over
+        return self._report(decisions(self._areas[on], tuple(one[on] for one in seen), rewards=rewards[on]), ended)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._vector.close()

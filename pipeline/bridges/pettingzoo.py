@@ -1,0 +1,397 @@
+"""PettingZoo environments as a game, parallel and turn-based, with action masks.
+
+Each area is one environment. An agent id is `area x number of possible agents + index`. Where there
+is more than one behavior id, the episode of an area is one match.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden, imported
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+
+if TYPE_CHECKING:
+    from sparring.pipeline.simulation.game import Game
+
+_MASK = "action_mask"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teams:
+    """How the agents of an environment become behaviors, teams and groups.
+
+    Attributes:
+        behavior: name of the behavior where `behaviors` is `one`.
+        behaviors: `one` name for all, or a name `per_type` (`adversary_0` -> `adversary`).
+        teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
+        groups: agents of one team in one area are a group.
+        shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
+        outcomes: the sign of an agent's last reward is its outcome.
+    """
+
+    behavior: str
+    behaviors: str = "one"
+    teams: str = "shared"
+    groups: bool = False
+    shared_reward: bool = False
+    outcomes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.behaviors not in ("one", "per_type") or self.teams not in ("shared", "each", "per_type"):
+            raise SettingsError(
+                f"got behaviors={self.behaviors!r} and teams={self.teams!r}; expected behaviors one or per_type, "
+                "teams shared, each or per_type; correct the simulator's options"
+            )
+        if self.shared_reward and not self.groups:
+            raise SettingsError(
+                "got shared_reward without groups; expected groups whose reward it can be; set groups as well"
+            )
+        if self.outcomes and self.teams == "shared":
+            raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
+
+    def ids(self, agents: Sequence[Any]) -> list[BehaviorId]:
+        """The behavior id of each agent."""
+        kinds = [re.sub(r"_?\d+$", "", str(agent)) or str(agent) for agent in agents]
+        order = list(dict.fromkeys(kinds))
+        numbers = {"shared": [0] * len(kinds), "each": range(len(kinds)), "per_type": [order.index(k) for k in kinds]}
+        names = kinds if self.behaviors == "per_type" else [self.behavior] * len(kinds)
+        return [BehaviorId(name=name, team=team) for name, team in zip(names, numbers[self.teams], strict=True)]
+
+
+def make_pettingzoo(
+    env_id: str,
+    areas: int = 1,
+    *,
+    behavior: str | None = None,
+    behaviors: str = "one",
+    teams: str = "shared",
+    groups: bool = False,
+    shared_reward: bool = False,
+    outcomes: bool = False,
+    **options: Any,
+) -> Game:
+    """A PettingZoo environment as a game; its parallel form where it has one, else turn by turn.
+
+    Args:
+        env_id: module of the environment, as "mpe2.simple_spread_v3".
+        areas: environments side by side, 1 or more.
+        behavior: name of the behavior; None takes the module's name without version.
+        behaviors: `one` name for all agents, or a name `per_type` (`adversary_0` -> `adversary`).
+        teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
+        groups: agents of one team in one area are a group.
+        shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
+        outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; needs teams.
+        options: for the environment.
+
+    Raises:
+        SettingsError: the package or environment is missing, or an option is unknown or impossible.
+        SpecError: a space has no form here, or agents of one behavior differ in theirs.
+    """
+    if areas < 1:
+        raise SettingsError(f"got areas={areas}; expected 1 or more; correct the simulator's options")
+    name = behavior or re.sub(r"_v\d+$", "", env_id.rpartition(".")[2])
+    roles = Teams(
+        behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
+    )
+    imported("pettingzoo", "pettingzoo")
+    factory, form = _environment(env_id)
+    try:
+        envs = [factory(**options) for _ in range(areas)]
+    except TypeError as error:
+        raise SettingsError(
+            f"got options {options} for {env_id!r}: {error}; expected its own; check the environment's documentation"
+        ) from error
+    return form(name, envs, roles)
+
+
+def _environment(env_id: str) -> tuple[Callable[..., Any], type[ParallelGame] | type[TurnGame]]:
+    """What makes the environment, and the form of its game."""
+    try:
+        with warnings.catch_warnings():
+            # The module form is deprecated for a registry that holds PettingZoo's own environments only.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(env_id)
+    except ImportError as error:
+        raise SettingsError(
+            f"got environment {env_id!r}: {error}; expected an importable module; "
+            "correct the id, or install the package that it belongs to"
+        ) from error
+    if hasattr(module, "parallel_env"):
+        return module.parallel_env, ParallelGame
+    if hasattr(module, "env"):
+        return module.env, TurnGame
+    raise SettingsError(
+        f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id of the environment"
+    )
+
+
+@dataclass(slots=True)
+class _FrameRows:
+    """What one behavior id gathers in one frame, before it becomes columns."""
+
+    agents: list[int] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    shared: list[float] = field(default_factory=list)
+    matches: list[int] = field(default_factory=list)
+    masks: list[Any] = field(default_factory=list)
+    interrupted: list[bool] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Area:
+    """One environment.
+
+    Attributes:
+        number: from 0.
+        match: number of the running episode.
+        playing: agents that have decided in this episode and not ended.
+    """
+
+    number: int
+    env: Any
+    match: int = 0
+    playing: set[Any] = field(default_factory=set)
+
+
+class _PettingZooBase(ABC):
+    """What both forms share: behaviors, ids, and the columns of a frame.
+
+    Args:
+        name: of the game.
+        envs: one environment per area, all the same.
+        roles: behaviors, teams and groups.
+    """
+
+    def __init__(self, name: str, envs: Sequence[Any], roles: Teams) -> None:
+        self.name = name
+        self._areas = [_Area(number, env) for number, env in enumerate(envs)]
+        self._names = list(envs[0].possible_agents)
+        self._index = {agent: index for index, agent in enumerate(self._names)}
+        self._roles = roles
+        ids = roles.ids(self._names)
+        self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids)
+        self._teams = np.array([identity.team for identity in ids], np.int64)
+        self._ids = [str(identity) for identity in ids]
+        self._name_of = {str(identity): identity.name for identity in ids}
+        self._parameters: Mapping[str, float] = {}
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """Spec of every behavior id."""
+        return {
+            identity: BehaviorSpec(observations=self._readers[name].specs, actions=self._writers[name].spec)
+            for identity, name in self._name_of.items()
+        }
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
+        self._parameters = parameters
+        self._open()
+        for area in self._areas:
+            self._begin(area, None if seed is None else seed + area.number)
+        return self._close()
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """Plays on in every area that got an action."""
+        chosen: dict[int, dict[Any, Any]] = {}
+        for identity, act in actions.items():
+            values = self._writers[self._name_of[identity]].rows(act.continuous, act.discrete)
+            for agent, value in zip(act.agents.tolist(), values, strict=True):
+                number, index = divmod(agent, len(self._names))
+                chosen.setdefault(number, {})[self._names[index]] = value
+        self._open()
+        for number, mine in chosen.items():
+            self._play(self._areas[number], mine)
+        return self._close()
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for area in self._areas:
+            area.env.close()
+
+    @abstractmethod
+    def _begin(self, area: _Area, seed: int | None) -> None:
+        """Starts an episode and notes its first decisions."""
+
+    @abstractmethod
+    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+        """Steps one area with the actions of its agents and notes what followed."""
+
+    # ------------------------------------------------------------ one frame
+
+    def _open(self) -> None:
+        self._deciding = {identity: _FrameRows() for identity in self._name_of}
+        self._ended = {identity: _FrameRows() for identity in self._name_of}
+
+    def _next_match(self, area: _Area) -> None:
+        area.match += 1
+        area.playing.clear()
+
+    def _decide(
+        self, area: _Area, agent: Any, seen: Any, info: Mapping[str, Any], reward: float, shared: float
+    ) -> None:
+        """Notes an agent that wants an action."""
+        area.playing.add(agent)
+        rows = self._add(self._deciding, area, agent, seen, reward, shared)
+        rows.masks.append(seen[_MASK] if agent in self._masked else info.get(_MASK))
+
+    def _end(self, area: _Area, agent: Any, seen: Any, reward: float, shared: float, interrupted: bool) -> None:
+        """Notes an agent that ended; one that never decided is nobody the trainer knows."""
+        if agent in area.playing:
+            area.playing.discard(agent)
+            self._add(self._ended, area, agent, seen, reward, shared).interrupted.append(interrupted)
+
+    def _add(
+        self, into: Mapping[str, _FrameRows], area: _Area, agent: Any, seen: Any, reward: float, shared: float
+    ) -> _FrameRows:
+        index = self._index[agent]
+        rows = into[self._ids[index]]
+        rows.agents.append(area.number * len(self._names) + index)
+        rows.seen.append(seen)
+        rows.rewards.append(reward)
+        rows.shared.append(shared)
+        rows.matches.append(area.match * len(self._areas) + area.number)
+        return rows
+
+    def _close(self) -> Sequence[BehaviorReport]:
+        """The rows of the frame as columns."""
+        reports = []
+        for identity, name in self._name_of.items():
+            rows, over = self._deciding[identity], self._ended[identity]
+            masks = forbidden(rows.masks, self._writers[name].spec)
+            deciding = None
+            if rows.agents:
+                deciding = decisions(**self._columns(name, rows), groups=self._group_ids(rows), masks=masks)
+            ended = self._over(name, over) if over.agents else None
+            if deciding is not None or ended is not None:
+                reports.append(BehaviorReport(behavior=identity, decisions=deciding, ends=ended))
+        return reports
+
+    def _over(self, name: str, rows: _FrameRows) -> Ends:
+        outcomes = 0.5 + 0.5 * np.sign(rows.rewards) if self._roles.outcomes else None
+        return ends(**self._columns(name, rows), interrupted=rows.interrupted, outcomes=outcomes)
+
+    def _columns(self, name: str, rows: _FrameRows) -> dict[str, Any]:
+        return {
+            "agents": rows.agents,
+            "observations": self._readers[name].rows(rows.seen),
+            "rewards": rows.rewards,
+            "group_rewards": rows.shared if self._roles.shared_reward else None,
+            "matches": rows.matches if len(self._name_of) > 1 else None,
+        }
+
+    def _group_ids(self, rows: _FrameRows) -> NDArray[np.int64] | None:
+        if not self._roles.groups:
+            return None
+        area, index = np.divmod(np.array(rows.agents, np.int64), len(self._names))
+        ids: NDArray[np.int64] = 1 + area * (self._teams.max() + 1) + self._teams[index]
+        return ids
+
+
+class ParallelGame(_PettingZooBase):
+    """Environments whose agents act at once. See `_PettingZooBase`."""
+
+    def _begin(self, area: _Area, seed: int | None) -> None:
+        self._next_match(area)
+        observations, infos = area.env.reset(seed=seed, options=dict(self._parameters) or None)
+        for agent, seen in observations.items():
+            self._decide(area, agent, seen, infos.get(agent, {}), 0.0, 0.0)
+
+    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+        observations, rewards, terminations, truncations, infos = area.env.step(values)
+        shared = 0.0
+        if self._roles.shared_reward:
+            shared = float(np.mean(list(rewards.values())))
+            rewards = dict.fromkeys(rewards, 0.0)
+        for agent, seen in observations.items():
+            if terminations[agent] or truncations[agent]:
+                self._end(area, agent, seen, rewards[agent], shared, not terminations[agent])
+            else:
+                self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
+        if not area.env.agents:
+            self._begin(area, None)
+
+
+class TurnGame(_PettingZooBase):
+    """Environments whose agents act in turn: an agent's reward accrues until its next turn. See `_PettingZooBase`.
+
+    Raises:
+        SettingsError: `shared_reward`, which has no meaning where each agent's time runs by itself.
+    """
+
+    def __init__(self, name: str, envs: Sequence[Any], roles: Teams) -> None:
+        if roles.shared_reward:
+            raise SettingsError(
+                f"got shared_reward for the turn-based {name!r}; expected a parallel environment; "
+                "leave the option out: agents that act in turn keep their own rewards"
+            )
+        super().__init__(name, envs, roles)
+
+    def _begin(self, area: _Area, seed: int | None) -> None:
+        self._next_match(area)
+        area.env.reset(seed=seed, options=dict(self._parameters) or None)
+        self._advance(area)
+
+    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+        area.env.step(values[area.env.agent_selection])
+        self._advance(area)
+
+    def _advance(self, area: _Area) -> None:
+        """Goes on to the next turn of an agent that lives; ended agents are taken off on the way."""
+        env = area.env
+        while env.agents:
+            agent = env.agent_selection
+            seen, reward, terminated, truncated, info = env.last()
+            if not (terminated or truncated):
+                self._decide(area, agent, seen, info, reward, 0.0)
+                return
+            self._end(area, agent, seen, reward, 0.0, not terminated)
+            env.step(None)
+        self._begin(area, None)
+
+
+# ---------------------------------------------------------------- spaces of agents
+
+
+def _spaces(
+    env: Any, agents: Sequence[Any], ids: Sequence[BehaviorId]
+) -> tuple[dict[str, Observations], dict[str, Actions], frozenset[Any]]:
+    """Readers and writers by behavior name, and the agents whose observation holds their mask."""
+    first: dict[str, Any] = {}
+    masked = set()
+    for agent, identity in zip(agents, ids, strict=True):
+        other = first.setdefault(identity.name, agent)
+        for kind in ("observation_space", "action_space"):
+            mine, theirs = getattr(env, kind)(agent), getattr(env, kind)(other)
+            if mine != theirs:
+                raise SpecError(
+                    got=f"behavior {identity.name!r} with {kind} {theirs} of {other!r} and {mine} of {agent!r}",
+                    expected="the same spaces for all agents of a behavior name",
+                    remedy="set behaviors=per_type, or pad the spaces with a wrapper (supersuit)",
+                )
+        if _MASK in getattr(env.observation_space(agent), "spaces", ()):
+            masked.add(agent)
+    readers = {name: Observations(_unmasked(env.observation_space(agent))) for name, agent in first.items()}
+    writers = {name: Actions(env.action_space(agent)) for name, agent in first.items()}
+    return readers, writers, frozenset(masked)
+
+
+def _unmasked(space: Any) -> Any:
+    """The space without its action mask."""
+    if _MASK not in getattr(space, "spaces", ()):
+        return space
+    spaces = imported("gymnasium", "pettingzoo").spaces
+    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != _MASK})

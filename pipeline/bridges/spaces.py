@@ -1,0 +1,272 @@
+"""How Gymnasium spaces read as specs, and values of them as columns; for both bridges.
+
+Observations: a 1-D or integer Box, Discrete (one-hot), MultiDiscrete (one-hot each) and MultiBinary
+are vectors; a 3-D Box of uint8 or floats is an image, turned to channels first; Dict and Tuple are
+several observations. Actions: Discrete, MultiDiscrete and MultiBinary are branches, a Box with
+finite bounds is continuous, rescaled from [-1, 1].
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError, install_command
+from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError
+
+Array = NDArray[Any]
+
+
+def imported(module: str, extra: str) -> Any:
+    """The optional package `module`.
+
+    Raises:
+        SettingsError: it is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SettingsError(
+            f"got no package {module!r} ({error}); expected it to be installed; try: {install_command(extra)}"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Leaf:
+    """One observation inside a space.
+
+    Attributes:
+        spec: what the trainer sees.
+        path: keys that lead to it from an observation.
+        read: values of n agents -> [n, *spec.shape].
+    """
+
+    spec: ObservationSpec
+    path: tuple[Any, ...]
+    read: Callable[[Any], Array]
+
+
+class Observations:
+    """Reads observations of one space as columns.
+
+    Args:
+        space: a Gymnasium space.
+        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
+
+    Raises:
+        SpecError: the space has no form here.
+    """
+
+    def __init__(self, space: Any, brightest: int = 255) -> None:
+        self._leaves = tuple(_leaves(space, (), brightest))
+        self.specs = tuple(leaf.spec for leaf in self._leaves)
+
+    def rows(self, items: Sequence[Any]) -> tuple[Array, ...]:
+        """Columns [n, *shape] per observation, from one observation per agent."""
+        return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
+
+    def batch(self, items: Any) -> tuple[Array, ...]:
+        """As `rows`, from observations that a vector environment has already batched."""
+        return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+
+
+class Actions:
+    """Turns columns of actions into values of one space.
+
+    Args:
+        space: a Gymnasium space.
+
+    Raises:
+        SpecError: the space has no form here.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.spec, self._values = _action(space)
+        self._plain = _kind(space) == "Discrete"
+
+    def batch(self, continuous: Array, discrete: Array) -> Array:
+        """Values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
+        return self._values(continuous, discrete)
+
+    def rows(self, continuous: Array, discrete: Array) -> list[Any]:
+        """As `batch`, one value per agent; Discrete as plain int, which environments step fastest."""
+        values = self._values(continuous, discrete)
+        return values.tolist() if self._plain else list(values)
+
+
+def forbidden(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool_] | None:
+    """Masks [n, choices] with True = forbidden from per-agent masks where 1 means legal.
+
+    Args:
+        masks: per agent: choices of all branches side by side (or one sequence per branch), or None.
+        spec: of the actions.
+
+    Raises:
+        SpecError: a mask has another size than the action spec.
+    """
+    if not spec.discrete or all(mask is None for mask in masks):
+        return None
+    result = np.zeros((len(masks), spec.mask_size), np.bool_)
+    for row, mask in zip(result, masks, strict=True):
+        if mask is None:
+            continue
+        flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
+        if flat.size != row.size:
+            raise SpecError(
+                got=f"an action mask of {flat.size} entries",
+                expected=f"{row.size}, the choices of the branches {spec.discrete}",
+                remedy="correct the mask in the environment",
+            )
+        np.equal(flat, 0, out=row)
+    return result
+
+
+def _kind(space: Any) -> str:
+    """Name of the Gymnasium space that `space` is or is derived from; so that this module imports nothing."""
+    names = (base.__name__ for base in type(space).__mro__ if base.__module__.startswith("gymnasium.spaces"))
+    return next(names, type(space).__name__)
+
+
+# ---------------------------------------------------------------- observations
+
+
+def _leaves(space: Any, path: tuple[Any, ...], brightest: int) -> Iterator[_Leaf]:
+    """The observations in a space, in its order; images of bytes stretched from 0..brightest."""
+    kind = _kind(space)
+    if kind == "Dict":
+        for key, inner in space.spaces.items():
+            yield from _leaves(inner, (*path, key), brightest)
+    elif kind == "Tuple":
+        for index, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*path, index), brightest)
+    else:
+        yield _leaf(space, kind, path, brightest)
+
+
+def _leaf(space: Any, kind: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
+    name = "/".join(map(str, path)) or "observation"
+    if kind == "Box" and len(space.shape) == 3 and (space.dtype == np.uint8 or np.issubdtype(space.dtype, np.floating)):
+        return _image(space, name, path, brightest)
+    if kind in ("Box", "MultiBinary") and len(space.shape) < 4:
+        size = math.prod(space.shape)
+        return _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
+    if kind == "Discrete":
+        return _one_hot(name, path, np.array([space.n]), np.array([space.start]))
+    if kind == "MultiDiscrete":
+        return _one_hot(name, path, space.nvec.ravel(), np.ravel(space.start))
+    raise SpecError(
+        got=f"observation {name!r} of the space {space}",
+        expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
+        remedy="wrap the environment so that it observes one of these (option wrappers)",
+    )
+
+
+def _vector(name: str, path: tuple[Any, ...], size: int, read: Callable[[Any], Array]) -> _Leaf:
+    return _Leaf(spec=ObservationSpec(name=name, shape=(size,)), path=path, read=read)
+
+
+def _image(space: Any, name: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
+    """Channels first. Of a square image the channels are the odd dimension, else the smaller of first and last."""
+    first, middle, end = space.shape
+    last = first == middle or (middle != end and end <= first)
+    height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
+    integers = space.dtype == np.uint8
+    spec = ObservationSpec(
+        name=name, shape=(channels, height, width), dtype="uint8" if integers else "float32", kind="image"
+    )
+    dtype = np.dtype(spec.dtype)
+
+    def read(items: Any) -> Array:
+        values = np.asarray(items, dtype)
+        if integers and brightest < 255:
+            values = _stretched(values, name, brightest)
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
+
+    return _Leaf(spec=spec, path=path, read=read)
+
+
+def _stretched(values: Array, name: str, brightest: int) -> Array:
+    """Bytes 0..brightest as 0..255."""
+    if values.size and int(values.max()) > brightest:
+        raise SpecError(
+            got=f"image {name!r} with a value of {int(values.max())}",
+            expected=f"at most {brightest}, as option brightest says",
+            remedy="set brightest to the largest value that the environment sends",
+        )
+    table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
+    stretched: Array = table[values]
+    return stretched
+
+
+def _one_hot(name: str, path: tuple[Any, ...], sizes: Array, starts: Array) -> _Leaf:
+    offsets = np.cumsum(sizes) - sizes - starts
+    total = int(sizes.sum())
+
+    def read(items: Any) -> Array:
+        columns = np.asarray(items, np.int64).reshape(len(items), len(sizes)) + offsets
+        values = np.zeros((len(items), total), np.float32)
+        np.put_along_axis(values, columns, 1, axis=1)
+        return values
+
+    return _vector(name, path, total, read)
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+# ---------------------------------------------------------------- actions
+
+
+def _action(space: Any) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+    kind = _kind(space)
+    if kind == "Discrete":
+        start = int(space.start)
+        return ActionSpec(
+            discrete=(int(space.n),)
+        ), lambda continuous, discrete: discrete[:, 0].astype(np.int64) + start
+    if kind in ("MultiDiscrete", "MultiBinary"):
+        return _branches(space, kind)
+    if kind == "Box":
+        return _rescaled(space)
+    raise SpecError(
+        got=f"the action space {space}",
+        expected="Discrete, MultiDiscrete, MultiBinary or a Box with finite bounds",
+        remedy="wrap the environment so that it takes one of these",
+    )
+
+
+def _branches(space: Any, kind: str) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+    size = math.prod(space.shape)
+    branches = tuple(space.nvec.ravel().tolist()) if kind == "MultiDiscrete" else (2,) * size
+    start = np.ravel(getattr(space, "start", 0))
+
+    def values(continuous: Array, discrete: Array) -> Array:
+        return (discrete + start).astype(space.dtype).reshape(-1, *space.shape)
+
+    return ActionSpec(discrete=branches), values
+
+
+def _rescaled(space: Any) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    if not np.isfinite(low).all() or not np.isfinite(high).all() or not np.issubdtype(space.dtype, np.floating):
+        raise SpecError(
+            got=f"the action space {space}",
+            expected="a Box of floats with finite bounds",
+            remedy="give it bounds with gymnasium.wrappers.RescaleAction or another wrapper",
+        )
+    middle, half = (low + high) / 2, (high - low) / 2
+
+    def values(continuous: Array, discrete: Array) -> Array:
+        scaled = middle + np.clip(continuous, -1, 1).reshape(-1, *space.shape) * half
+        return np.clip(scaled, low, high).astype(space.dtype)
+
+    return ActionSpec(continuous=math.prod(space.shape)), values

@@ -1,0 +1,176 @@
+"""Side channels: what player and trainer tell each other beside observations and actions.
+
+    (UUID as Microsoft's GUIDs stand in memory, 16 bytes | int32 length | payload) *
+
+all little-endian. A text is an int32 length and ASCII. A channel that is not known is skipped, as is what a newer
+package may append to a payload.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+from uuid import UUID
+
+from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import Aggregation, Distribution, Statistic
+
+ENGINE: Final = UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
+PARAMETERS: Final = UUID("534c891e-810f-11ea-a9d0-822485860400")
+STATISTICS: Final = UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
+ANALYTICS: Final = UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
+
+_FLOAT, _SAMPLER = 0, 1
+_KINDS: Final[dict[Distribution, int]] = {"uniform": 0, "gaussian": 1, "multirangeuniform": 2}
+_AGGREGATIONS: Final[tuple[Aggregation, ...]] = ("average", "most_recent", "sum", "histogram")
+_SENDER: Final = (
+    "use the side channels of ML-Agents' package, or have what writes to them say the lengths that it writes"
+)
+
+
+# ---------------------------------------------------------------- to the player
+
+
+def engine(
+    *,
+    resolution: tuple[int, int] | None = None,
+    quality_level: int | None = None,
+    time_scale: float | None = None,
+    target_frame_rate: int | None = None,
+    capture_frame_rate: int | None = None,
+) -> bytes:
+    """How the player's engine is to run; what is None stays as it is.
+
+    Args:
+        resolution: width and height of the window, in pixels.
+        quality_level: of rendering.
+        time_scale: seconds of the game in a second.
+        target_frame_rate: frames a second; -1 as many as there can be.
+        capture_frame_rate: frames in a second of the game; 0 for none in particular.
+
+    Raises:
+        SettingsError: a number is beyond 32 bits.
+    """
+    told: list[tuple[str, int, Sequence[float | None]]] = [
+        ("<iii", 0, resolution or (None,)),
+        ("<ii", 1, (quality_level,)),
+        ("<if", 2, (time_scale,)),
+        ("<ii", 3, (target_frame_rate,)),
+        ("<ii", 4, (capture_frame_rate,)),
+    ]
+    written = []
+    for form, what, values in told:
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            written.append(_message(ENGINE, _packed("engine settings", form, what, *numbers)))
+    return b"".join(written)
+
+
+def parameter(key: str, value: float) -> bytes:
+    """An environment parameter that has a value.
+
+    Raises:
+        SettingsError: the key is not ASCII, or the value is no finite float32.
+    """
+    return _message(PARAMETERS, _text(key) + _packed(f"environment parameter {key!r}", "<if", _FLOAT, value))
+
+
+def sampler(key: str, kind: Distribution, values: Sequence[float], seed: int) -> bytes:
+    """An environment parameter that the player draws for itself.
+
+    Args:
+        key: its name.
+        kind: of the distribution.
+        values: uniform: minimum, maximum; gaussian: mean, standard deviation; multirangeuniform: minimum and maximum of
+            each range, one after the other.
+        seed: of the player's draws, an int32.
+
+    Raises:
+        SettingsError: the key is not ASCII, a number is beyond 32 bits, or there are too few or too many.
+    """
+    several = kind == "multirangeuniform"
+    if kind not in _KINDS or (several and (not values or len(values) % 2)) or (not several and len(values) != 2):
+        raise SettingsError(
+            f"got sampler {kind!r} of {list(values)} for environment parameter {key!r}; "
+            "expected uniform or gaussian of two numbers, or multirangeuniform of two for each range; correct it"
+        )
+    what = f"the sampler of environment parameter {key!r}"
+    content = _text(key) + _packed(what, "<iii", _SAMPLER, seed, _KINDS[kind])
+    content += _packed(what, "<i", len(values)) if several else b""
+    return _message(PARAMETERS, content + _packed(what, f"<{len(values)}f", *values))
+
+
+def analytics(payload: bytes) -> bytes:
+    """What the package's telemetry is told of the training: a `google.protobuf.Any`."""
+    return _message(ANALYTICS, payload)
+
+
+def _message(channel: UUID, payload: bytes) -> bytes:
+    return channel.bytes_le + struct.pack("<i", len(payload)) + payload
+
+
+def _text(key: str) -> bytes:
+    if not key.isascii():
+        raise SettingsError(
+            f"got environment parameter {key!r}; expected a name in ASCII, which is all that Unity's side reads; "
+            "rename it, in the game too"
+        )
+    return struct.pack("<i", len(key)) + key.encode("ascii")
+
+
+def _packed(what: str, form: str, *values: float) -> bytes:
+    try:
+        if all(map(math.isfinite, values)):
+            return struct.pack(form, *values)
+    except (struct.error, OverflowError):
+        pass
+    raise SettingsError(f"got {list(values)} for {what}; expected numbers that 32 bits can hold; correct them")
+
+
+# ---------------------------------------------------------------- from the player
+
+
+def received(data: bytes) -> Iterator[tuple[UUID, bytes]]:
+    """The messages of all channels, in order.
+
+    Raises:
+        Unreadable: one was cut off, or its length is not true.
+    """
+    at = 0
+    while at < len(data):
+        if at + 20 > len(data):
+            raise Unreadable(f"{len(data) - at} bytes of a side channel's message that was cut off", _SENDER)
+        channel = UUID(bytes_le=data[at : at + 16])
+        (size,) = struct.unpack_from("<i", data, at + 16)
+        at += 20
+        if not 0 <= size <= len(data) - at:
+            raise Unreadable(f"{size} bytes told of and {len(data) - at} there in side channel {channel}", _SENDER)
+        yield channel, data[at : at + size]
+        at += size
+
+
+def statistics(data: bytes) -> tuple[Statistic, ...]:
+    """The game's own numbers in the side channels' bytes.
+
+    Raises:
+        Unreadable: a message was cut off, or its lengths are not true; or a number is not finite.
+    """
+    return tuple(_statistic(payload) for channel, payload in received(data) if channel == STATISTICS)
+
+
+def _statistic(payload: bytes) -> Statistic:
+    if len(payload) < 4:
+        raise Unreadable(f"{len(payload)} bytes of a statistic", _SENDER)
+    (size,) = struct.unpack_from("<i", payload)
+    if not 0 <= size <= len(payload) - 12:
+        raise Unreadable(f"a statistic of {len(payload)} bytes with a name of {size}", _SENDER)
+    name = payload[4 : 4 + size].decode("ascii", "replace")
+    value, aggregation = struct.unpack_from("<fi", payload, 4 + size)
+    if not math.isfinite(value):
+        raise Unreadable(f"statistic {name!r} of {value}", "find where the game divides by zero or overflows")
+    if not 0 <= aggregation < len(_AGGREGATIONS):
+        raise Unreadable(f"statistic {name!r} with aggregation {aggregation}, where 0 to 3 are known", _SENDER)
+    return Statistic(name=name, value=value, aggregation=_AGGREGATIONS[aggregation])

@@ -1,0 +1,257 @@
+"""The agents of one Unity behavior as columns, and their actions back.
+
+A message holds the agents that want a decision and those that are done, mixed; each gives one row, in the order of the
+message. An id may be in both: its episode ended, and its next one begins. Actions carry no ids, they stand in the order
+of the agents that want a decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity.actions import ActionWriter, action_spec
+from sparring.pipeline.bridges.unity.observations import decoded, sensors
+from sparring.pipeline.bridges.unity.sensing import NOT_FINITE, SAME_SENSORS, SensorColumn, fit_for_games
+from sparring.pipeline.errors import LocalProtocolError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Places = NDArray[np.intp] | slice
+
+PlainGoals = tuple[tuple[str, str], ...]
+"""Goal signals that are read as any other image or list of entities: name and kind of each."""
+
+_READABLE: Final = "correct the behavior's sensors and actions: vectors, images, lists of entities, at least one action"
+_MASKS: Final = "mask choices of the branches that the behavior has, by the action spec it began with"
+_ONCE: Final = "let an agent ask for one decision in a step, and give every agent a Behavior Parameters of its own"
+
+_ALL: Final = slice(None)
+_NOBODY: Final = np.empty(0, np.int64)
+
+
+class _MessageRows(NamedTuple):
+    """All agents of a message: n messages, and columns of n."""
+
+    infos: Sequence[Any]
+    agents: Ids
+    observations: Sequence[NDArray[Any]]
+    rewards: Floats
+    group_rewards: Floats | None
+
+
+class PlayerBehavior:
+    """One behavior of one player.
+
+    Args:
+        behavior_id: `Name?team=N`.
+        brain: its BrainParametersProto.
+        first: AgentInfoProto of any of its agents.
+
+    Attributes:
+        spec: what its agents see and do.
+        old: it speaks a version before 1.3 of the communication.
+        waiting: [n] ids of the agents that the last report has decisions of, row by row.
+        plain_goals: those that it sees.
+        ends_without_decision: ends left out, because the agent had not decided since its last end.
+
+    Raises:
+        Unreadable: no network can be built for it.
+    """
+
+    def __init__(self, behavior_id: str, brain: Any, first: Any) -> None:
+        try:
+            BehaviorId.parse(behavior_id)
+            observations = decoded(first.observations)
+            known = sensors(observations)
+            specs = tuple(sensor.spec for sensor in known)
+            self.spec = BehaviorSpec(observations=specs, actions=action_spec(brain))
+        except SpecError as error:
+            raise Unreadable(f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE) from error
+        except Unreadable as error:
+            raise fit_for_games(error, behavior_id, _READABLE) from error
+        self.id = behavior_id
+        self.old: bool = not brain.HasField("action_spec")
+        self.plain_goals: PlainGoals = tuple(
+            (sensor.spec.name, sensor.spec.kind) for sensor in known if sensor.plain_goal
+        )
+        self.waiting: Ids = _NOBODY
+        self.ends_without_decision = 0
+        self._deciding = _DecidedAgents()
+        self._writer = ActionWriter(self.spec.actions, old=self.old)
+        parts = zip(known, observations, first.observations, strict=True)
+        self._sensors = [SensorColumn(*part, self.id) for part in parts]
+
+    def restart(self) -> None:
+        """All episodes are over without an end: the player was told to reset."""
+        self._deciding = _DecidedAgents()
+        self.waiting = _NOBODY
+
+    def report(self, infos: Sequence[Any]) -> BehaviorReport | None:
+        """What the agents of one message say; None where they say nothing.
+
+        Args:
+            infos: AgentInfoProto of each.
+
+        Raises:
+            Unreadable: they do not fit together or to what the behavior said at first, or are not finite.
+        """
+        self.waiting = _NOBODY
+        if not infos:
+            return None
+        rows = self._rows(infos[:])
+        done = [info.done for info in rows.infos]
+        deciding: Places = _ALL
+        ends = None
+        if True in done:
+            over = np.array(done)
+            deciding, ends = np.flatnonzero(~over), self._ends(rows, np.flatnonzero(over))
+        decisions = self._decisions(rows, deciding)
+        if decisions is None and ends is None:
+            return None
+        return BehaviorReport(behavior=self.id, decisions=decisions, ends=ends)
+
+    def encode(self, actions: BehaviorActions) -> bytes:
+        """A ListAgentActionProto for the decisions of the last report.
+
+        Raises:
+            LocalProtocolError: the actions are not theirs, row by row.
+        """
+        agents = actions.agents  # most often the very column that the report had
+        if agents is not self.waiting and not np.array_equal(agents, self.waiting):
+            raise LocalProtocolError(
+                "actions",
+                got=f"actions of {self.id} for agents {actions.agents[:8]}",
+                expected=f"one for each of {self.waiting[:8]}, in that order",
+                remedy="answer the decisions of the last report, row by row",
+            )
+        return self._writer.write(actions.continuous, actions.discrete)
+
+    def _rows(self, infos: Sequence[Any]) -> _MessageRows:
+        agents = np.array([info.id for info in infos], np.int64)
+        shared = [info.group_reward for info in infos]
+        return _MessageRows(
+            infos=infos,
+            agents=agents,
+            observations=self._observations(infos, agents),
+            rewards=self._rewards("reward", [info.reward for info in infos], agents),
+            group_rewards=self._rewards("group reward", shared, agents) if any(shared) else None,
+        )
+
+    def _observations(self, infos: Sequence[Any], agents: Ids) -> list[NDArray[Any]]:
+        seen = [info.observations[:] for info in infos]  # which is a list, twice as fast as by iterating
+        for row, of_one in enumerate(seen):
+            if len(of_one) != len(self._sensors):
+                got = f"{len(of_one)} observations of agent {agents[row]} of {self.id}"
+                raise Unreadable(f"{got}, where the first agent had {len(self._sensors)}", SAME_SENSORS)
+        return [
+            sensor.read(column, agents) for sensor, column in zip(self._sensors, zip(*seen, strict=True), strict=True)
+        ]
+
+    def _rewards(self, what: str, values: list[float], agents: Ids) -> Floats:
+        if not math.isfinite(sum(values)):
+            wrong = ~np.isfinite(values)
+            got = f"NaN or infinity as {what} of agent {agents[wrong][0]} of {self.id}"
+            raise Unreadable(got, NOT_FINITE)
+        return np.array(values, np.float32)
+
+    def _ends(self, rows: _MessageRows, over: NDArray[np.intp]) -> Ends | None:
+        kept = over[self._deciding.end(rows.agents[over])]
+        self.ends_without_decision += len(over) - len(kept)
+        if not kept.size:
+            return None
+        return Ends(
+            agents=rows.agents[kept],
+            observations=tuple(column[kept] for column in rows.observations),
+            rewards=rows.rewards[kept],
+            interrupted=np.array([rows.infos[row].max_step_reached for row in kept.tolist()], np.bool_),
+            group_rewards=_unless_zero(rows.group_rewards, kept),
+        )
+
+    def _decisions(self, rows: _MessageRows, at: Places) -> Decisions | None:
+        self.waiting = rows.agents[at]
+        if not self.waiting.size:
+            return None
+        twice = self._deciding.decide(self.waiting)
+        if twice is not None:
+            raise Unreadable(f"agent {twice} of {self.id} twice among those that want a decision", _ONCE)
+        groups = [info.group_id for info in rows.infos]
+        return Decisions(
+            agents=self.waiting,
+            observations=tuple(column[at] for column in rows.observations),
+            rewards=rows.rewards[at],
+            groups=_unless_zero(np.array(groups, np.int64), at) if any(groups) else None,
+            group_rewards=_unless_zero(rows.group_rewards, at),
+            masks=self._masks([info.action_mask for info in rows.infos], at),
+        )
+
+    def _masks(self, masks: list[bytes], at: Places) -> NDArray[np.bool_] | None:
+        """[n, choices of all branches] of the rows; None where nothing is forbidden."""
+        if not any(masks):
+            return None
+        wanted = masks if isinstance(at, slice) else [masks[row] for row in at.tolist()]
+        size = self.spec.actions.mask_size
+        if not set(map(len, wanted)) <= {0, size}:
+            row = next(row for row, mask in enumerate(wanted) if len(mask) not in (0, size))
+            got = f"a mask of {len(wanted[row])} choices of agent {self.waiting[row]} of {self.id}, which has {size}"
+            raise Unreadable(got, _MASKS)
+        free = bytes(size)
+        forbidden = np.frombuffer(b"".join([mask or free for mask in wanted]), np.uint8) != 0
+        return forbidden.reshape(len(wanted), size) if forbidden.any() else None
+
+
+class _DecidedAgents:
+    """Which agents have decided since their last end."""
+
+    def __init__(self) -> None:
+        self._ids: Ids = _NOBODY  # sorted, each once
+        self._last = b""  # ids that decided last, all of them in `_ids`
+
+    def end(self, ids: Ids) -> NDArray[np.bool_]:
+        """[n] Which of the ids end an episode that has a decision: of an id that comes twice, the first at most."""
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        at, known = self._find(ordered)
+        known[1:] &= ordered[1:] != ordered[:-1]
+        kept = np.ones(len(self._ids), np.bool_)
+        kept[at[known]] = False
+        self._ids, self._last = self._ids[kept], b""
+        counted = np.empty(len(ids), np.bool_)
+        counted[order] = known
+        return counted
+
+    def decide(self, ids: Ids) -> int | None:
+        """Notes that the agents decide; an id that comes twice, if there is one."""
+        raw = ids.tobytes()
+        if raw == self._last:  # the common message: the same agents as in the last one
+            return None
+        ordered = np.sort(ids)
+        same = ordered[1:] == ordered[:-1]
+        if np.count_nonzero(same):
+            return int(ordered[1:][same][0])
+        _, known = self._find(ordered)
+        if np.count_nonzero(known) < len(ids):
+            self._ids = np.sort(np.concatenate([self._ids, ordered[~known]]))
+        self._last = raw
+        return None
+
+    def _find(self, ordered: Ids) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """[n] Place of each id, and whether it is there."""
+        if not self._ids.size:
+            return np.zeros(len(ordered), np.intp), np.zeros(len(ordered), np.bool_)
+        at = np.minimum(np.searchsorted(self._ids, ordered), len(self._ids) - 1)
+        return at, self._ids[at] == ordered
+
+
+def _unless_zero(column: NDArray[Any] | None, at: Places) -> Any:
+    """The rows of a column; None where all are 0."""
+    if column is None or not np.count_nonzero(rows := column[at]):
+        return None
+    return rows

@@ -1,0 +1,1 @@
+"""Compliance: checks a foreign simulator against the protocol."""

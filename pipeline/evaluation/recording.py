@@ -1,0 +1,115 @@
+"""Recording of played episodes into files of `sparring.pipeline.demonstrations.episodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sparring.pipeline.demonstrations.episodes import (
+    PER_EPISODE,
+    PER_STEP,
+    SUFFIX,
+    Arrays,
+    Recording,
+    encode,
+    joined,
+    stacked,
+)
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.networks.actions import LIMIT, to_environment
+from sparring.pipeline.specs import BehaviorSpec
+
+FILE_BYTES: Final = 64 * 2**20
+"""Content from which a new file is begun."""
+
+
+class Recorder:
+    """Writes whole episodes of one behavior from one source to files.
+
+    Args:
+        folder: for the files; made when the first is written.
+        behavior: name.
+        spec: of it.
+        wanted: the last life to record; 0 for all.
+        action_limit: of raw samples, for what simulators get.
+    """
+
+    def __init__(
+        self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0, action_limit: float = LIMIT
+    ) -> None:
+        self._limit = action_limit
+        self._folder = folder
+        self._behavior = behavior
+        self._spec = spec
+        self._wanted = wanted
+        self._open: dict[int, list[Arrays]] = {}
+        self._whole: dict[int, Arrays] = {}  # of which nothing is told yet
+        self._told: set[int] = set()  # whose last segment has not come yet
+        self._ended: list[Arrays] = []
+        self._bytes = 0
+        self.episodes = 0
+        self.files: list[Path] = []
+
+    def add(self, segments: Segments) -> None:
+        """Takes in segments of episodes; writes a file where enough have ended.
+
+        An episode is recorded once its last segment has come and it was told: a life that was cut short because its
+        simulator went away has a last segment too. The two may come in any order, and in different messages.
+
+        Raises:
+            OSError: the disk is full or the folder can not be written.
+        """
+        told = segments.episodes.agents
+        self._told.update(told[told <= self._wanted].tolist() if self._wanted else told.tolist())
+        for life, part, over in _parts(segments, self._wanted, self._limit):
+            self._open.setdefault(life, []).append(part)
+            if over:
+                self._whole[life] = joined(self._open.pop(life))
+        for life in segments.episodes.untold.tolist():
+            self._open.pop(life, None)
+            self._whole.pop(life, None)
+        for life in sorted(self._told & self._whole.keys()):
+            self._told.remove(life)
+            self._ended.append(self._whole.pop(life))
+            self._bytes += sum(column.nbytes for column in self._ended[-1].values())
+        if self._bytes >= FILE_BYTES:
+            self.flush()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last segment of an episode that was told has not come yet."""
+        return bool(self._told)
+
+    def flush(self) -> None:
+        """Writes what has ended. Raises as `add`."""
+        if not self._ended:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{self._behavior}-{len(self.files) + 1:05d}{SUFFIX}"
+        columns = stacked(self._ended)
+        write_atomically(path, encode(Recording(behavior=self._behavior, spec=self._spec, columns=columns)))
+        self.files.append(path)
+        self.episodes += len(self._ended)
+        self._ended, self._bytes = [], 0
+
+
+def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int, Arrays, bool]]:
+    """Life, columns and whether it is over, of each segment that is wanted."""
+    ends = np.cumsum(segments.lengths)
+    over = segments.terminated | segments.interrupted
+    for at in np.flatnonzero((segments.agents <= wanted) | (wanted == 0)).tolist():
+        rows, one = slice(int(ends[at] - segments.lengths[at]), int(ends[at])), slice(at, at + 1)
+        part = {name: getattr(segments, name)[one] for name in PER_EPISODE}
+        part |= {name: getattr(segments, name)[rows] for name in PER_STEP}
+        part["continuous"] = to_environment(part["continuous"], limit)
+        for number, column in enumerate(segments.observations):
+            part[f"observation.{number}"] = column[rows]
+        for number, column in enumerate(segments.next_observations):
+            part[f"final_observation.{number}"] = column[one]
+        if segments.masks is not None:
+            part["masks"] = segments.masks[rows]
+        yield int(segments.agents[at]), {name: column.copy() for name, column in part.items()}, bool(over[at])

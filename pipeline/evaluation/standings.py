@@ -1,0 +1,186 @@
+"""What a tournament comes to: who beats whom how often, and ratings.
+
+Ratings are the maximum a posteriori of Bradley and Terry's model (1952, doi 10.1093/biomet/39.3-4.324), a draw as half
+a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps a player that never lost from infinity.
+Intervals of ratings come from the curvature there (Laplace), those of shares are Wilson's.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
+from scipy.stats import norm
+
+from sparring.pipeline.evaluation.statistics import CONFIDENCE
+from sparring.pipeline.specs import BehaviorId
+
+_SCALE: Final = 400 / math.log(10)
+_PRIOR: Final = 800.0
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TournamentTable:
+    """The result of a tournament.
+
+    Attributes:
+        players: labels.
+        matches: [p, p] how often each met each.
+        points: [p, p] what the first made of it: 1 for a win, 0.5 for a draw.
+        ratings: [p] Elo, mean 0.
+        margins: [p] half the width of each interval.
+    """
+
+    players: tuple[str, ...]
+    matches: Matrix
+    points: Matrix
+    ratings: Matrix
+    margins: Matrix
+
+    @property
+    def shares(self) -> Matrix:
+        """[p, p] points per match; NaN where there was none."""
+        return np.divide(self.points, self.matches, out=np.full_like(self.points, np.nan), where=self.matches > 0)
+
+    def order(self) -> list[int]:
+        """The players, the strongest first."""
+        return list(np.argsort(-self.ratings, kind="stable"))
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {
+            "confidence": CONFIDENCE,
+            "players": [
+                {
+                    "player": self.players[one],
+                    "rating": float(self.ratings[one]),
+                    "interval": [
+                        float(self.ratings[one] - self.margins[one]),
+                        float(self.ratings[one] + self.margins[one]),
+                    ],
+                    "against": {
+                        other: {
+                            "matches": int(self.matches[one, at]),
+                            "share": float(self.shares[one, at]),
+                            "interval": list(wilson(float(self.points[one, at]), int(self.matches[one, at]))),
+                        }
+                        for at, other in enumerate(self.players)
+                        if self.matches[one, at]
+                    },
+                }
+                for one in self.order()
+            ],
+        }
+
+
+def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The matches that count: as many of each line-up, those that began first.
+
+    To stop at the N-th end would favour short matches, so only those count before which nothing is missing.
+    """
+    by_number = {line["match"]: line for line in lines}
+    whole: list[Mapping[str, Any]] = []
+    while len(whole) + 1 in by_number:
+        whole.append(by_number[len(whole) + 1])
+    told = [line for line in whole if not line.get("lost")]
+    seats = max((len(line["players"]) for line in told), default=0)
+    by_draw: dict[int, list[Mapping[str, Any]]] = {}
+    for line in told:
+        if len(line["players"]) == seats:  # else it was begun before all teams were known
+            by_draw.setdefault(line["draw"], []).append(line)
+    quota = min(map(len, by_draw.values()), default=0)
+    return [line for lines in by_draw.values() for line in lines[:quota]]
+
+
+def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> TournamentTable:
+    """Adds up matches.
+
+    Args:
+        players: labels.
+        lines: of the match table: `players` and `scores` by seat.
+    """
+    number = {label: at for at, label in enumerate(players)}
+    matches = np.zeros((len(players), len(players)))
+    points = np.zeros_like(matches)
+    for line in lines:
+        teams: dict[int, tuple[int, float]] = {}
+        for seat, player in line["players"].items():
+            score = line["scores"].get(seat, -1.0)
+            if score >= 0 or BehaviorId.parse(seat).team not in teams:
+                teams[BehaviorId.parse(seat).team] = number[player], score
+        known = [score for _, score in teams.values() if score >= 0]
+        entries = [(player, score if score >= 0 else 1 - known[0]) for player, score in teams.values()]
+        for at, (one, score) in enumerate(entries):
+            for other, others in entries[at + 1 :]:
+                share = 0.5 + 0.5 * float(np.sign(score - others))
+                matches[one, other] += 1
+                points[one, other] += share
+                matches[other, one] += one != other
+                points[other, one] += (1 - share) * (one != other)
+    ratings, margins = rated(points * (1 - np.eye(len(players))))
+    return TournamentTable(tuple(players), matches, points, ratings, margins)
+
+
+def rated(points: Matrix) -> tuple[Matrix, Matrix]:
+    """Ratings and half the widths of their intervals.
+
+    Args:
+        points: [p, p] of each against each.
+    """
+
+    def cost(theta: Matrix) -> tuple[float, Matrix]:
+        apart = theta[:, None] - theta[None]
+        slope = (points - (points + points.T) * expit(apart)).sum(1) - theta * prior
+        return float(-(points * log_expit(apart)).sum() + prior * (theta @ theta) / 2), -slope
+
+    prior = (_SCALE / _PRIOR) ** 2
+    found = minimize(cost, np.zeros(len(points)), jac=True, method="BFGS")
+    chance = expit(found.x[:, None] - found.x[None])
+    weight = (points + points.T) * chance * (1 - chance)
+    curvature = np.diag(weight.sum(1) + prior) - weight
+    center = np.eye(len(points)) - 1 / len(points)
+    covariance = center @ np.linalg.inv(curvature) @ center
+    margin = norm.ppf(0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance))
+    return _SCALE * (found.x - found.x.mean()), _SCALE * margin
+
+
+def wilson(points: float, matches: int) -> tuple[float, float]:
+    """Wilson's interval of a share; draws count as half a win, which makes it a little too wide."""
+    z = float(norm.ppf(0.5 + CONFIDENCE / 2))
+    share, more = points / matches, z * z / matches
+    middle = (share + more / 2) / (1 + more)
+    half = z / (1 + more) * math.sqrt(share * (1 - share) / matches + more / (4 * matches))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def heat_map(found: TournamentTable, title: str) -> bytes:
+    """A PNG of the shares of points, the strongest first."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    order, count = found.order(), len(found.players)
+    figure = Figure(figsize=(3 + 0.8 * count, 2 + 0.7 * count), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shares = found.shares[np.ix_(order, order)]
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="RdYlGn")
+    labels = [found.players[one] for one in order]
+    axes.set_xticks(range(count), labels, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(count), labels, parse_math=False)
+    for (row, column), share in np.ndenumerate(shares):
+        if not math.isnan(share):
+            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize="small")
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel("against")
+    figure.colorbar(image, label="points per match")
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100)
+    return stream.getvalue()

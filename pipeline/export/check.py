@@ -1,0 +1,192 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""Whether an exported model does what the network does: both are given the same random inputs.
+
+B rows, C continuous actions, D branches, K choices of all branches, H = C + K, M values remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparring.pipeline.export.policy import (
+    MASKS,
+    MEMORY_IN,
+    MEMORY_OUT,
+    OUTPUTS,
+    ExportError,
+    Tensors,
+    TrainedPolicy,
+    observation_name,
+)
+from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.specs import ObservationSpec
+
+TOLERANCE: Final = 1e-4
+"""Largest difference between an export and its network: of an action in [-1, 1], of a logit, of a remembered value."""
+
+BATCHES: Final = (1, 7)
+"""One model has to take any number of agents."""
+
+Model = Callable[[Tensors], Tensors]
+"""Runs an exported model: outputs by name, of inputs by name."""
+
+
+def compare(policy: TrainedPolicy, model: Model) -> float:
+    """Runs a model and its network on the same random inputs.
+
+    Args:
+        policy: with the network.
+        model: as it was read from the exported file.
+
+    Returns:
+        The largest difference. That of a choice is how much the network prefers its own.
+
+    Raises:
+        ExportError: a name or shape is not that of the layout, a sampled action is none, or the difference is above
+            1e-4.
+    """
+    differences: dict[str, float] = {}
+    for rows in BATCHES:
+        given, observations = random_inputs(policy, rows, np.random.default_rng(rows))
+        got = model(given)
+        _check_layout(policy, got, rows)
+        head_BH, after_BM = _network(policy, observations, given.get(MEMORY_IN))
+        found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(MASKS))
+        if after_BM is not None:
+            found[MEMORY_OUT] = float(np.abs(got[MEMORY_OUT][:, 0] - after_BM).max())
+        for name, one in found.items():
+            differences[name] = max(one if math.isfinite(one) else math.inf, differences.get(name, 0.0))
+    worst = max(differences, key=differences.__getitem__)
+    if differences[worst] > TOLERANCE:
+        raise _wrong(policy, f"{worst} that differ by {differences[worst]:.3g}", f"at most {TOLERANCE:g}")
+    return differences[worst]
+
+
+def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[NDArray[Any]]]:
+    """Inputs as a game would give them to a model, and the same observations as the network takes them in training.
+
+    Vectors lie where those of the training lay, as far as a normaliser knows. Lists of entities hold some, all or
+    none. Each branch has a choice that is allowed.
+    """
+    observations = [_observation(one, rows, random) for one in policy.spec.observations]
+    normalizer = policy.actor.encoder.normalizer
+    if normalizer is not None:
+        seen = ("vector",) if policy.actor.encoder.goal else ("vector", "goal")
+        mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
+        first = 0
+        for at, one in enumerate(policy.spec.observations):
+            if one.kind in seen:
+                part = slice(first, first := first + one.shape[0])
+                observations[at] = observations[at] * deviation[part] + mean[part]
+    given = {
+        observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
+        for at, one in enumerate(observations)
+    }
+    if policy.spec.actions.discrete:
+        given[MASKS] = _masks(policy.spec.actions.discrete, rows, random)
+    if policy.memory:
+        given[MEMORY_IN] = random.uniform(-1, 1, (rows, 1, policy.memory)).astype(np.float32)
+    return given, observations
+
+
+def _observation(spec: ObservationSpec, rows: int, random: np.random.Generator) -> NDArray[Any]:
+    shape = (rows, *spec.shape)
+    if spec.dtype == "uint8":
+        return random.integers(0, 256, shape, np.uint8)
+    if spec.kind == "image":
+        return random.random(shape, np.float32)
+    values = random.standard_normal(shape, np.float32)
+    if spec.kind == "entities":
+        there = random.integers(0, spec.shape[0] + 1, rows)
+        there[: rows // 2 : 3] = 0
+        values[np.arange(spec.shape[0]) >= there[:, None]] = 0
+    return values
+
+
+def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """[B, K] 1 = allowed."""
+    parts = []
+    for size in branches:
+        part = random.random((rows, size)) < 0.5
+        part[np.arange(rows), random.integers(0, size, rows)] = True
+        parts.append(part)
+    return np.concatenate(parts, 1).astype(np.float32)
+
+
+@torch.no_grad()
+def _network(
+    policy: TrainedPolicy, observations: list[NDArray[Any]], memory_B1M: NDArray[Any] | None
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Means and logits [B, H], and the memory after them."""
+    actor = policy.actor
+    prepared = actor.encoder.prepare(actor.encoder.join(observations))
+    if actor.recurrent is None:
+        return actor(prepared).numpy()[:, : actor.outputs], None
+    assert memory_B1M is not None
+    each = Layout(np.ones(len(memory_B1M), np.int64))
+    head_BH, after_BM = actor.recurrent.run(actor.encoder(prepared), each, torch.from_numpy(memory_B1M[:, 0]))
+    return head_BH.numpy()[:, : actor.outputs], after_BM.numpy()
+
+
+def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
+    facts = policy.facts
+    shapes = {name: (rows, *shape) for name, shape in policy.outputs.items()}
+    shapes |= {name: values.shape for name, values in facts.items()}
+    expected = {name: shapes[name] for name in OUTPUTS if name in shapes}
+    if (found := {name: values.shape for name, values in got.items()}) != expected:
+        raise _wrong(policy, f"outputs {found}", f"{expected}")
+    for name, values in facts.items():
+        if not np.array_equal(got[name], values):
+            raise _wrong(policy, f"{name} {got[name].tolist()}", f"{values.tolist()}")
+
+
+def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any]) -> dict[str, float]:
+    count = policy.spec.actions.continuous
+    if not count:
+        return {}
+    sampled_BC = got["continuous_actions"]
+    if not (np.abs(sampled_BC) <= 1).all():
+        raise _wrong(policy, f"continuous_actions {sampled_BC.tolist()}", "numbers from -1 to 1")
+    name = "deterministic_continuous_actions"
+    return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count], policy.actor.action_limit)).max())}
+
+
+def _discrete(
+    policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any], allowed_BK: NDArray[Any] | None
+) -> dict[str, float]:
+    actions = policy.spec.actions
+    if allowed_BK is None:
+        return {}
+    ends = np.cumsum(actions.discrete)[:-1]
+    logits_BK = np.where(allowed_BK > 0, head_BH[:, actions.continuous :], FORBIDDEN)
+    name, worst = "deterministic_discrete_actions", 0.0
+    parts = zip(np.split(logits_BK, ends, 1), np.split(allowed_BK, ends, 1), strict=True)
+    for branch, (logits_Bk, allowed_Bk) in enumerate(parts):
+        for which in ("discrete_actions", name):
+            choice_B = got[which][:, branch]
+            if not ((choice_B >= 0) & (choice_B < allowed_Bk.shape[1])).all() or not _at(allowed_Bk, choice_B).all():
+                raise _wrong(
+                    policy, f"{which} {got[which].tolist()}", f"choices that the masks {allowed_BK.tolist()} allow"
+                )
+        worst = max(worst, float((logits_Bk.max(1) - _at(logits_Bk, got[name][:, branch])).max()))
+    return {name: worst}
+
+
+def _at(values_Bk: NDArray[Any], choice_B: NDArray[Any]) -> NDArray[Any]:
+    return np.take_along_axis(values_Bk, choice_B[:, None], 1)[:, 0]
+
+
+def _wrong(policy: TrainedPolicy, got: str, expected: str) -> ExportError:
+    return ExportError(
+        got=f"an export of {policy.behavior} with {got}",
+        expected=f"what its network does: {expected}",
+        remedy="report it with the run's settings; export the weights as safetensors meanwhile",
+    )

@@ -1,0 +1,198 @@
+"""A policy for PyTorch without this package: as TorchScript, as a program of `torch.export`, or as weights alone.
+
+`torch.jit.load` and libtorch read the first and no other. PyTorch calls it deprecated and names `torch.export` as what
+follows it, but still has all of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
+
+import numpy as np
+import torch
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+from torch import Tensor, nn
+
+from sparring.pipeline.export.policy import (
+    MASKS,
+    MEMORY_IN,
+    MEMORY_OUT,
+    OUTPUTS,
+    ExportError,
+    Tensors,
+    TrainedPolicy,
+    observation_name,
+    refuse_what_nobody_feeds,
+)
+from sparring.pipeline.networks.activations import FUNCTIONS
+from sparring.pipeline.networks.distributions import FORBIDDEN
+
+WEIGHTS_FORMAT: Final = "1"
+_ROWS: Final = 2  # of the example: torch.export takes sizes of 0 and 1 as fixed ones
+
+
+class Program(nn.Module):
+    """A policy with the inputs and outputs of the ONNX model, by the same names.
+
+    Args:
+        policy: what to run; its actor becomes a part of this module.
+    """
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        super().__init__()
+        self.actor = policy.actor
+        self._actions = policy.spec.actions
+        self._observations = len(policy.spec.observations)
+        self._others = [at for at, one in enumerate(policy.spec.observations) if not self._is_vector(policy, one.kind)]
+        self._facts = list(policy.facts)
+        for name, values in policy.facts.items():
+            self.register_buffer(name, torch.from_numpy(values))
+
+    @staticmethod
+    def _is_vector(policy: TrainedPolicy, kind: str) -> bool:
+        return kind == "vector" or (kind == "goal" and not policy.actor.encoder.goal)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name, of inputs by name."""
+        head, memory = self._head(inputs)
+        count = self._actions.continuous
+        found = {name: self.get_buffer(name).clone() for name in self._facts}
+        if count:
+            found |= self._continuous(head[:, :count])
+        if self._actions.discrete:
+            found |= self._discrete(head[:, count : self.actor.outputs], inputs[MASKS])
+        if memory is not None:
+            found[MEMORY_OUT] = memory
+        return {name: found[name] for name in OUTPUTS if name in found}
+
+    def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Means and logits, and the memory after them."""
+        given = [inputs[observation_name(at)] for at in range(self._observations)]
+        vectors = [one for at, one in enumerate(given) if at not in self._others]
+        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
+        encoder, body = self.actor.encoder, self.actor.recurrent
+        rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))
+        if body is None:
+            return self.actor.body(rows), None
+        before = inputs[MEMORY_IN][:, 0].chunk(2, 1)
+        hidden = FUNCTIONS[body.activation].forward(body.trunk(rows))
+        after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
+        return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
+
+    def _continuous(self, means: Tensor) -> dict[str, Tensor]:
+        limit = self.actor.action_limit
+        raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
+        return {
+            "continuous_actions": raw.clamp(-limit, limit) / limit,
+            "deterministic_continuous_actions": means.clamp(-limit, limit) / limit,
+        }
+
+    def _discrete(self, logits: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+        masked = torch.where(allowed > 0, logits, FORBIDDEN)
+        branches = masked.split_with_sizes(list(self._actions.discrete), dim=1)
+        return {
+            "discrete_actions": torch.cat([torch.multinomial(one.softmax(1), 1) for one in branches], 1),
+            "deterministic_discrete_actions": torch.cat([one.argmax(1, keepdim=True) for one in branches], 1),
+        }
+
+
+def torchscript(policy: TrainedPolicy) -> bytes:
+    """The content of a file of TorchScript (`.pt`).
+
+    Raises:
+        ExportError: the policy needs what a game does not give to a model.
+    """
+    refuse_what_nobody_feeds(policy)
+    content = io.BytesIO()
+    with _deprecated(), torch.no_grad():
+        # Not strict: it returns a dictionary. Not checked by PyTorch, which would compare actions that are drawn.
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            Program(policy).eval(), (_example(policy),), strict=False, check_trace=False
+        )
+        torch.jit.save(traced, content)
+    return content.getvalue()
+
+
+def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
+    """What the TorchScript in a file does, as a function of inputs by name."""
+    with _deprecated():
+        module = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            found = module({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
+        return {name: one.numpy() for name, one in found.items()}
+
+    return run
+
+
+@contextmanager
+def _deprecated() -> Iterator[None]:
+    """Without PyTorch's warnings that TorchScript is deprecated, which whoever asks for it knows by name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        yield
+
+
+def _example(policy: TrainedPolicy) -> dict[str, Tensor]:
+    return {name: torch.zeros(_ROWS, *shape) for name, shape in policy.inputs.items()}
+
+
+def torch_program(policy: TrainedPolicy) -> bytes:
+    """The content of a file of `torch.export` (`.pt2`).
+
+    Raises:
+        ExportError: the policy needs what a game does not give to a model.
+    """
+    refuse_what_nobody_feeds(policy)
+    example = _example(policy)
+    batch = torch.export.Dim("batch")
+    with torch.no_grad():
+        program = torch.export.export(
+            Program(policy).eval(), (example,), dynamic_shapes=({name: {0: batch} for name in example},)
+        )
+    program.example_inputs = None  # the file would hold them pickled
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getvalue()
+
+
+def run_program(content: bytes, inputs: Tensors) -> Tensors:
+    """What the program in a file does."""
+    program = torch.export.load(io.BytesIO(content)).module()
+    with torch.no_grad():
+        found = program({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
+    return {name: one.numpy() for name, one in found.items()}
+
+
+def weights_file(policy: TrainedPolicy) -> bytes:
+    """The content of a file of weights, with what they belong to as JSON in its metadata.
+
+    Raises:
+        ExportError: what is read back from it is something else.
+    """
+    arrays = policy.actor.arrays()
+    described = {
+        "format": WEIGHTS_FORMAT,
+        "behavior": policy.behavior,
+        "steps": str(policy.steps),
+        "version": str(policy.version),
+        "spec": json.dumps(asdict(policy.spec)),
+        "network_settings": policy.network.model_dump_json(),
+    }
+    content = save_tensors({name: np.asarray(one, order="C") for name, one in arrays.items()}, described)
+    again = load_tensors(content)
+    if again.keys() != arrays.keys() or any(not np.array_equal(again[name], one) for name, one in arrays.items()):
+        raise ExportError(
+            got=f"weights of {policy.behavior} that a file does not hold as they are",
+            expected="the same numbers",
+            remedy="report it with the run's settings",
+        )
+    return content

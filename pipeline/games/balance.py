@@ -1,0 +1,145 @@
+"""Balance: keep a ball on a plate by tilting it about two axes.
+
+The ball rolls without slipping (a solid sphere: 5/7 of the pull along the slope accelerates it);
+rolling resistance and the plate's own motion are neglected. One semi-implicit Euler step of
+`STEP_S` seconds per decision. The ball falls when its centre leaves the round plate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+STEP_S: Final = 0.05
+GRAVITY: Final = 9.81
+RADIUS: Final = 1.5
+"""Of the plate, in metres."""
+MAX_TILT: Final = 0.4
+"""Radians, about each axis."""
+TILT_PER_STEP: Final = 0.1
+"""Radians that a full action turns the plate in one decision."""
+START_TILT: Final = 0.1
+START_POSITION: Final = 0.5
+START_SPEED: Final = 0.3
+"""An episode starts uniformly within these, on each axis."""
+MAX_STEPS: Final = 1000
+REWARD: Final = 0.1
+FALL_REWARD: Final = -1.0
+
+_SPREAD: Final = np.repeat(np.array([START_TILT, START_POSITION, START_SPEED], np.float32), 2)[:, None]
+_TILT, _POSITION, _VELOCITY = slice(0, 2), slice(2, 5, 2), slice(5, 8, 2)
+_HEIGHT, _CLIMB = 3, 6
+_FREE: Final = np.array([0, 1, 2, 4, 5, 7])  # the rows of the state that height and climb follow from
+
+
+class Balance:
+    """`areas` plates, each with one agent of the same behavior.
+
+    Observation `state` [8]: tilt about both axes (radians), ball position relative to the plate's
+    centre (x, height, z; metres), ball velocity (x, climb, z; metres per second).
+    Actions: 2 continuous, each turns the plate about one axis. Reward: 0.1 per decision on the
+    plate, -1 for the fall that ends the episode; interrupted after 1000 decisions.
+    Parameter: `gravity` (9.81, in metres per second squared), asked anew for each episode; it is not observed.
+
+    Args:
+        areas: plates side by side.
+        behavior: name of the behavior.
+    """
+
+    name = "balance"
+
+    def __init__(self, areas: int = 12, behavior: str = "Balance") -> None:
+        self._id = str(BehaviorId(name=behavior))
+        self._agents = np.arange(areas, dtype=np.int64)
+        self._no_rewards = np.zeros(areas, np.float32)
+        self._random = np.random.default_rng()
+        self._ages = np.zeros(areas, np.int64)
+        self._state = np.zeros((8, areas), np.float32)  # by rows: numpy is twice as fast along areas
+        self._change = np.empty((2, areas), np.float32)
+        self._parameters: Mapping[str, float] = {}
+        self._pull = np.empty(areas, np.float32)  # metres per second that a step adds on a slope of 1
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior, one vector, two continuous actions."""
+        state = ObservationSpec(name="state", shape=(8,))
+        return {self._id: BehaviorSpec(observations=(state,), actions=ActionSpec(continuous=2))}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
+        """New episodes on all plates. Parameter: `gravity` (9.81)."""
+        self._parameters = parameters
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._restart(self._agents)
+        return (BehaviorReport(behavior=self._id, decisions=self._decisions(self._no_rewards)),)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+        """Turns the plates and lets the balls roll for `STEP_S`."""
+        self._roll(actions[self._id].continuous.T)
+        self._ages += 1
+        position = self._state[_POSITION]
+        fallen = np.einsum("ij,ij->j", position, position) > RADIUS**2
+        over = fallen | (self._ages >= MAX_STEPS)
+        rewards = np.full(over.size, REWARD, np.float32)
+        ended = over.nonzero()[0]
+        ends = None
+        if ended.size:
+            ends = self._ends(ended, fallen[ended])
+            self._restart(ended)
+            rewards[ended] = 0
+        return (BehaviorReport(behavior=self._id, decisions=self._decisions(rewards), ends=ends),)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _roll(self, actions: NDArray[np.float32]) -> None:
+        """Args: actions: [2, areas]."""
+        state, change = self._state, self._change
+        tilt, position, velocity = state[_TILT], state[_POSITION], state[_VELOCITY]
+        np.minimum(actions, 1, out=change)
+        np.maximum(change, -1, out=change)
+        change *= TILT_PER_STEP
+        tilt += change
+        np.minimum(tilt, MAX_TILT, out=tilt)
+        np.maximum(tilt, -MAX_TILT, out=tilt)
+        slope = np.sin(tilt)
+        np.multiply(slope, self._pull, out=change)
+        velocity += change
+        np.multiply(velocity, STEP_S, out=change)
+        position += change
+        slope *= position
+        height = slope[0] + slope[1]
+        np.subtract(height, state[_HEIGHT], out=state[_CLIMB])
+        state[_CLIMB] /= STEP_S
+        state[_HEIGHT] = height
+
+    def _restart(self, areas: NDArray[np.int64]) -> None:
+        started = self._random.uniform(-1, 1, (6, areas.size)).astype(np.float32)
+        started *= _SPREAD
+        self._state[_FREE[:, None], areas] = started
+        slope = np.sin(started[0:2])
+        self._state[_HEIGHT, areas] = (slope * started[2:4]).sum(0)
+        self._state[_CLIMB, areas] = (slope * started[4:6]).sum(0)
+        self._ages[areas] = 0
+        for area in areas:  # a positive tilt raises the positive side
+            self._pull[area] = -5 / 7 * self._parameters.get("gravity", GRAVITY) * STEP_S
+
+    def _decisions(self, rewards: NDArray[np.float32]) -> Decisions:
+        return Decisions(
+            agents=self._agents,
+            observations=(self._state.T.copy(),),
+            rewards=rewards,
+        )
+
+    def _ends(self, areas: NDArray[np.int64], fallen: NDArray[np.bool_]) -> Ends:
+        return Ends(
+            agents=areas,
+            observations=(self._state.T[areas],),
+            rewards=np.where(fallen, np.float32(FALL_REWARD), np.float32(REWARD)),
+            interrupted=~fallen,
+        )

@@ -1,0 +1,158 @@
+"""The 1-D goal game: walk to the side that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+STEP_SIZE: Final = 0.2
+TIME_PENALTY: Final = 0.01
+FEWEST_STEPS: Final = 6
+SUCCESS: Final = 1 + FEWEST_STEPS * TIME_PENALTY
+SHOWN_STEPS: Final = 2
+MOST_ENTITIES: Final = 4
+
+_KINDS: Final = ("vector", "image", "entities", "goal")
+
+
+class Goal:
+    """`areas` games, each with one agent of the same behavior.
+
+    The goal is -1 or +1. Each action moves its own position, from 0, by at most 0.2 within [-1, 1]: a discrete 1 is
+    +, a 0 is -. The episode ends when every position is at an end; reward then 1.06 times the mean of position times
+    goal, before that -0.01 per decision.
+
+    Args:
+        areas: games side by side.
+        actions: number of actions, each with a position of its own.
+        discrete: branches of two choices instead of continuous actions.
+        memory: show the goal only at the first 2 decisions of an episode, then 0.
+        behavior: name of the behavior.
+        hybrid: branches of two choices beside the continuous actions, as many.
+        observe: how the goal is seen, one or several of these with + between them. `vector` [1] is the goal. `image`
+            [3, pixels, pixels] is red for -1, green for +1, black for 0, in bytes. `entities` [4, 2] are 1 to 4 in a
+            random order: one is 1 and the goal, the others are -1 and a random side. `goal` [2] says which side is
+            the goal (1 0 or 0 1); the vector beside it is the mean position instead.
+        pixels: height and width of images.
+        team: of the agents.
+
+    Raises:
+        SettingsError: `observe` names an unknown kind, or both discrete and hybrid are asked for.
+    """
+
+    name = "goal"
+
+    def __init__(
+        self,
+        areas: int = 1,
+        actions: int = 1,
+        discrete: bool = False,
+        memory: bool = False,
+        behavior: str = "Goal",
+        hybrid: bool = False,
+        observe: str = "vector",
+        pixels: int = 20,
+        team: int = 0,
+    ) -> None:
+        self._id = str(BehaviorId(name=behavior, team=team))
+        self._kinds = observe.split("+")
+        if unknown := [kind for kind in self._kinds if kind not in _KINDS]:
+            raise SettingsError(f"got observe={observe!r}; expected {' + '.join(_KINDS)}; correct {unknown[0]!r}")
+        if discrete and hybrid:
+            raise SettingsError("got discrete and hybrid; expected one of them; leave one out")
+        self._continuous = 0 if discrete else actions
+        self._branches = actions if discrete or hybrid else 0
+        self._pixels = pixels
+        self._shown = SHOWN_STEPS if memory else None
+        self._agents = np.arange(areas, dtype=np.int64)
+        self._random = np.random.default_rng()
+        self._positions = np.zeros((areas, self._continuous + self._branches))
+        self._goals = np.ones(areas)
+        self._ages = np.zeros(areas, np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior with the observations and actions that were asked for."""
+        actions = ActionSpec(continuous=self._continuous, discrete=(2,) * self._branches)
+        alone = len(self._kinds) == 1
+        observations = (self._spec(kind, "goal" if alone else f"{kind}-{at}") for at, kind in enumerate(self._kinds))
+        return {self._id: BehaviorSpec(observations=tuple(observations), actions=actions)}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
+        """New episodes in all areas; there are no parameters."""
+        del parameters
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._restart(self._agents)
+        return (BehaviorReport(behavior=self._id, decisions=decisions(self._agents, self._observe())),)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+        """Moves every position."""
+        chosen = actions[self._id]
+        moves = np.concatenate(
+            [chosen.continuous.clip(-STEP_SIZE, STEP_SIZE), np.where(chosen.discrete == 1, STEP_SIZE, -STEP_SIZE)], 1
+        )
+        self._positions += moves
+        self._positions.clip(-1, 1, out=self._positions)
+        self._ages += 1
+        over = np.abs(self._positions).min(1) >= 1
+        ended = over.nonzero()[0]
+        finished = None
+        if ended.size:
+            reached = SUCCESS * self._positions[ended].mean(1) * self._goals[ended]
+            finished = ends(ended, [column[ended] for column in self._observe()], rewards=reached)
+            self._restart(ended)
+        going_on = decisions(self._agents, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
+        return (BehaviorReport(behavior=self._id, decisions=going_on, ends=finished),)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _spec(self, kind: str, name: str) -> ObservationSpec:
+        if kind == "image":
+            return ObservationSpec(name=name, shape=(3, self._pixels, self._pixels), dtype="uint8", kind="image")
+        if kind == "entities":
+            return ObservationSpec(name=name, shape=(MOST_ENTITIES, 2), kind="entities")
+        if kind == "goal":
+            return ObservationSpec(name=name, shape=(2,), kind="goal")
+        return ObservationSpec(name=name, shape=(1,))
+
+    def _observe(self) -> list[NDArray[Any]]:
+        goals = self._goals if self._shown is None else np.where(self._ages < self._shown, self._goals, 0)
+        seen = {"image": self._image, "entities": self._entities, "goal": _side}
+        return [seen.get(kind, self._vector)(goals) for kind in self._kinds]
+
+    def _vector(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+        shown = self._positions.mean(1) if "goal" in self._kinds else goals
+        return shown.astype(np.float32)[:, None]
+
+    def _image(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+        images = np.zeros((len(goals), 3, self._pixels, self._pixels), np.uint8)
+        images[goals < 0, 0] = 255
+        images[goals > 0, 1] = 255
+        return images
+
+    def _entities(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+        areas = len(goals)
+        sides = self._random.choice([-1.0, 1.0], (areas, MOST_ENTITIES))
+        seen = np.stack([np.full_like(sides, -1.0), sides], 2)
+        seen[:, 0] = np.stack([np.ones(areas), goals], 1)
+        seen[np.arange(MOST_ENTITIES) >= self._random.integers(1, MOST_ENTITIES + 1, (areas, 1))] = 0
+        order = self._random.random((areas, MOST_ENTITIES)).argsort(1)
+        return np.take_along_axis(seen, order[:, :, None], 1)
+
+    def _restart(self, areas: NDArray[np.int64]) -> None:
+        self._positions[areas] = 0
+        self._goals[areas] = self._random.integers(0, 2, areas.size) * 2 - 1
+        self._ages[areas] = 0
+
+
+def _side(goals: NDArray[np.float64]) -> NDArray[Any]:
+    return np.stack([goals < 0, goals > 0], 1).astype(np.float32)

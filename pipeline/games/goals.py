@@ -1,0 +1,172 @@
+"""Goals: the 1-D goal game for groups, whose members end one by one and earn together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.goal import STEP_SIZE, SUCCESS, TIME_PENALTY
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+_CONTINUOUS: Final = ActionSpec(continuous=1)
+_DISCRETE: Final = ActionSpec(discrete=(2,))
+_GOAL: Final = (ObservationSpec(name="goal", shape=(1,)),)
+_SIDE_AND_PLACE: Final = (ObservationSpec(name="goal", shape=(2,)), ObservationSpec(name="place", shape=(1,)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """The members of one behavior.
+
+    Attributes:
+        id: of the behavior.
+        members: [members] True where a member is of it.
+        spec: of the behavior.
+    """
+
+    id: str
+    members: NDArray[np.bool_]
+    spec: BehaviorSpec
+
+
+class Goals:
+    """`areas` games; in each a group of `members`.
+
+    Every member has a goal of its own, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within
+    [-1, 1]: a discrete 1 is +, a 0 is -. A member ends when its position is at an end, and is gone; the others go on.
+    The group then gets its share: 1.06 times position times goal, over the number of members. When the last one ends,
+    the next episode starts; every decision of an area before that costs its group 0.01.
+
+    Observation `goal` [1]: the member's own.
+
+    Args:
+        areas: games side by side.
+        members: of each group.
+        discrete: a branch of two choices instead of a continuous action.
+        behavior: name of the behavior.
+        mixed: members with odd numbers are of another behavior, its name with `Odd` behind it: they have a branch of
+            two choices, and see `goal` [2], which side is the goal (1 0 for -1, 0 1 for +1), and `place` [1], their
+            position.
+
+    Raises:
+        SettingsError: too few members, or both discrete and mixed are asked for.
+    """
+
+    name = "goals"
+
+    def __init__(
+        self, areas: int = 1, members: int = 2, discrete: bool = False, behavior: str = "Goals", mixed: bool = False
+    ) -> None:
+        fewest = 2 if mixed else 1
+        if members < fewest:
+            raise SettingsError(f"got {members} members; expected {fewest} or more; correct members")
+        if discrete and mixed:
+            raise SettingsError("got discrete and mixed; expected one of them; leave one out")
+        self._parts = _parts(behavior, members, discrete, mixed)
+        self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
+        self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(areas, members)
+        self._random = np.random.default_rng()
+        self._positions = np.zeros((areas, members))
+        self._goals = np.ones((areas, members))
+        self._here = np.ones((areas, members), bool)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior, or two where they are mixed."""
+        return {part.id: part.spec for part in self._parts}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """New episodes in all areas; there are no parameters."""
+        del parameters
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        areas = np.arange(len(self._agents))
+        self._restart(areas)
+        return self._reports([None] * len(self._parts), np.zeros(len(areas)))
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """Moves whoever is there; a behavior whose members are all gone has no report."""
+        for part in self._parts:
+            if (chosen := actions.get(part.id)) is not None:
+                self._positions[self._here & part.members] += _moves(chosen, part.spec.actions)
+        self._positions.clip(-1, 1, out=self._positions)
+        arrived = self._here & (np.abs(self._positions) >= 1)
+        self._here &= ~arrived
+        over = ~self._here.any(1)
+        reached = SUCCESS * (arrived * self._positions * self._goals).mean(1)
+        earned = reached - np.where(over, 0, TIME_PENALTY)
+        last = [self._ends(part, arrived, earned) for part in self._parts]
+        self._restart(np.flatnonzero(over))
+        return self._reports(last, np.where(over, 0, earned))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _ends(self, part: _Part, arrived: NDArray[np.bool_], earned: NDArray[np.float64]) -> Ends | None:
+        mine = arrived & part.members
+        if not mine.any():
+            return None
+        return ends(self._agents[mine], self._observe(part, mine), group_rewards=_of_rows(earned, mine))
+
+    def _reports(self, last: Sequence[Ends | None], earned: NDArray[np.float64]) -> Sequence[BehaviorReport]:
+        """One for each behavior with anybody to report.
+
+        Args:
+            last: ends of each behavior.
+            earned: [areas] by the groups, for those that are there now.
+        """
+        reports = []
+        for part, ended in zip(self._parts, last, strict=True):
+            mine = self._here & part.members
+            seen = None
+            if mine.any():
+                seen = decisions(
+                    self._agents[mine],
+                    self._observe(part, mine),
+                    groups=self._groups[mine],
+                    group_rewards=_of_rows(earned, mine),
+                )
+            if seen is not None or ended is not None:
+                reports.append(BehaviorReport(behavior=part.id, decisions=seen, ends=ended))
+        return reports
+
+    def _observe(self, part: _Part, mine: NDArray[np.bool_]) -> list[NDArray[Any]]:
+        goals = self._goals[mine]
+        if part.spec.observations == _GOAL:
+            return [goals[:, None]]
+        return [np.stack([goals < 0, goals > 0], 1), self._positions[mine][:, None]]
+
+    def _restart(self, areas: NDArray[np.int64]) -> None:
+        self._positions[areas] = 0
+        self._goals[areas] = self._random.integers(0, 2, (len(areas), self._agents.shape[1])) * 2 - 1
+        self._here[areas] = True
+
+
+def _parts(behavior: str, members: int, discrete: bool, mixed: bool) -> tuple[_Part, ...]:
+    first, odd = str(BehaviorId(name=behavior)), np.arange(members) % 2 == 1
+    spec = BehaviorSpec(observations=_GOAL, actions=_DISCRETE if discrete else _CONTINUOUS)
+    if not mixed:
+        return (_Part(id=first, members=np.ones(members, bool), spec=spec),)
+    other = BehaviorSpec(observations=_SIDE_AND_PLACE, actions=_DISCRETE)
+    return (
+        _Part(id=first, members=~odd, spec=spec),
+        _Part(id=str(BehaviorId(name=f"{behavior}Odd")), members=odd, spec=other),
+    )
+
+
+def _moves(chosen: BehaviorActions, spec: ActionSpec) -> NDArray[np.floating]:
+    """[n] How far each action moves."""
+    if spec == _CONTINUOUS:
+        return chosen.continuous[:, 0].clip(-STEP_SIZE, STEP_SIZE)
+    return np.where(chosen.discrete[:, 0] == 1, STEP_SIZE, -STEP_SIZE)
+
+
+def _of_rows(earned: NDArray[np.float64], rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """[n] What the area of each row earned."""
+    return np.broadcast_to(earned[:, None], rows.shape)[rows]

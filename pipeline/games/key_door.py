@@ -1,0 +1,267 @@
+"""Key and door: fetch a key, pass a door, reach a goal; the only reward is at the goal.
+
+Chance practically never gets there, so that it takes curiosity or demonstrations. The simulator has an expert to
+record them from. The maze is small enough to be a table: all that happens is looked up in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MOVES: Final = ((-1, 0), (1, 0), (0, -1), (0, 1))
+"""Columns and rows that each choice goes: left, right, down, up."""
+SIZES: Final = range(2, 13)
+"""Places along the side of a room."""
+ROOMS: Final = range(3, 11)
+"""Rooms in a row: that of the goal, that of the start, those on the way to the key."""
+SIGNS: Final = 24
+"""Numbers that mark a place. Without them networks take a new place for one that they know."""
+SCRIPTS: Final = ("expert", "random")
+
+_SHARES: Final = ("Key", "Door", "Goal")
+_KEYS: Final = 2
+_SEARCHING, _CARRYING, _PASSED = range(3)
+_PHASES: Final = 3
+_FAR: Final = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maze:
+    """The maze as a table over its states: where the key is (or was), phase, column and row of the agent.
+
+    Attributes:
+        following: [states, moves] the state after each move.
+        seen: [states, numbers] what is observed.
+        phases: [states] 0 without the key, 1 with it, 2 the door has been passed.
+        goals: [states] the agent stands on the goal, and the door has been passed.
+        away: [states] fewest moves to the goal.
+        best: [states, moves] which moves are on a shortest way.
+        starts: [keys x places of the starting room] states in which an episode begins.
+    """
+
+    following: Ints
+    seen: NDArray[np.float32]
+    phases: Ints
+    goals: Bools
+    away: Ints
+    best: Bools
+    starts: Ints
+
+
+class KeyDoor:
+    """`areas` mazes with one agent each: a row of `rooms` square rooms of `size` x `size` places.
+
+    An episode begins anywhere in the second room from the left. The key lies in the right column of the last room, at
+    the bottom or at the top; who comes there has it. A wall with one opening is between every two rooms: at the top
+    between the first and the second, and then in turn at the bottom and at the top. The first opening is the door: it
+    stops who has no key. The goal is the left bottom corner of the first room. The branch of 4 goes left, right, down
+    or up by one place; who runs into a wall stays.
+
+    Observation `view` [rooms + 2 size + 27]: which room, which column of the room and which row (one of each is 1, the
+    others 0); 1 for a key that lies at the top, -1 at the bottom, 0 once it is fetched; whether the agent has the key;
+    whether it has passed the door; 24 signs, each -1 or 1, that mark the place: the same in all mazes of this size, and
+    others once the key is fetched, and once the door is passed. By them what is new looks new.
+
+    Reward: 1 at the goal (terminated), nothing else, less `step_cost` per decision where this environment parameter is
+    given. After `limit` decisions the episode is cut (interrupted). The next one begins in the same report.
+
+    Scripts: `expert` goes a shortest way, any of them; `random` goes anywhere. While one of them plays an agent,
+    reports say what all agents did.
+
+    Statistics: the share of episodes in which the key was fetched (`Key`), the door passed (`Door`), the goal reached
+    (`Goal`), with the name of the behavior before them; said whenever as many as there are areas have ended.
+
+    Args:
+        areas: mazes side by side.
+        behavior: name of the behavior.
+        size: places along the side of a room, 2 to 12.
+        rooms: in a row, 3 to 10.
+        limit: decisions after which the episode is cut.
+
+    Raises:
+        SettingsError: `size` or `rooms` is out of its range, or `limit` shorter than the longest way to the goal.
+    """
+
+    name = "key-door"
+
+    def __init__(
+        self, areas: int = 1, behavior: str = "KeyDoor", size: int = 4, rooms: int = 4, limit: int = 150
+    ) -> None:
+        for option, value, allowed in (("size", size, SIZES), ("rooms", rooms, ROOMS)):
+            if value not in allowed:
+                raise SettingsError(
+                    f"got {option}={value}; expected {allowed[0]} to {allowed[-1]}; correct option {option!r}"
+                )
+        self._maze = draw(size, rooms)
+        longest = int(self._maze.away[self._maze.starts].max())
+        if limit < longest:
+            raise SettingsError(
+                f"got limit={limit}; expected {longest} or more, the moves from the farthest start to the goal; "
+                "raise limit, or lower size or rooms"
+            )
+        self._name = behavior
+        self._id = str(BehaviorId(name=behavior))
+        self._limit = limit
+        self._agents = np.arange(areas, dtype=np.int64)
+        self._states = np.zeros(areas, np.int64)
+        self._ages = np.zeros(areas, np.int64)
+        self._random = np.random.default_rng()
+        self._script_random = np.random.default_rng()
+        self._step_cost = 0.0
+        self._ended, self._reached = 0, np.zeros(len(_SHARES), np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior."""
+        view = ObservationSpec(name="view", shape=(self._maze.seen.shape[1],))
+        return {self._id: BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=(len(MOVES),)))}
+
+    def scripts(self) -> Mapping[str, tuple[str, ...]]:
+        """What agents can be played with here."""
+        return {self._name: SCRIPTS}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
+        """New episodes in all areas. Parameter: `step_cost` (0)."""
+        self._step_cost = parameters.get("step_cost", 0.0)
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+            self._script_random = np.random.default_rng((seed, 1))  # scripts change nothing of where episodes begin
+        self._begin(self._agents)
+        return (BehaviorReport(behavior=self._id, decisions=decisions(self._agents, self._maze.seen[self._states])),)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+        """Moves every agent by one place."""
+        moves, did = self._moves(actions[self._id])
+        self._states = self._maze.following[self._states, moves]
+        self._ages += 1
+        won = self._maze.goals[self._states]
+        rewards = won - self._step_cost
+        over = (won | (self._ages >= self._limit)).nonzero()[0]
+        last = None
+        if over.size:
+            last = ends(
+                over,
+                self._maze.seen[self._states[over]],
+                rewards=rewards[over],
+                interrupted=~won[over],
+                did_discrete=None if did is None else did[over],
+            )
+            self._count(over)
+            self._begin(over)
+            rewards[over] = 0
+        seen = self._maze.seen[self._states]
+        following = decisions(self._agents, seen, rewards=rewards, did_discrete=did)
+        return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
+
+    def statistics(self) -> tuple[Statistic, ...]:
+        """How far episodes came, once as many as there are areas have ended.
+
+        The trainer weighs what it is told at each step alike, and one step may end one episode or all of them.
+        """
+        if self._ended < self._agents.size:
+            return ()
+        shares = self._reached / self._ended
+        self._ended, self._reached = 0, np.zeros_like(self._reached)
+        names = (f"{self._name}/{word}" for word in _SHARES)
+        return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _begin(self, areas: Ints) -> None:
+        self._states[areas] = self._random.choice(self._maze.starts, areas.size)
+        self._ages[areas] = 0
+
+    def _moves(self, actions: BehaviorActions) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """[areas] what each agent does, and [areas, 1] the same to be told where a script plays any of them."""
+        told = actions.discrete[:, 0]
+        if actions.scripts is None or not actions.scripts.any():
+            return told, None
+        lots = self._script_random.random((self._agents.size, len(MOVES)))
+        expert = (lots + self._maze.best[self._states]).argmax(1)
+        moves = np.choose(actions.scripts, (told, expert, lots.argmax(1)))
+        return moves, moves[:, None]
+
+    def _count(self, over: Ints) -> None:
+        states = self._states[over]
+        phases = self._maze.phases[states]
+        self._ended += over.size
+        self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
+
+
+def draw(size: int, rooms: int) -> Maze:
+    """The maze with `rooms` rooms of `size` x `size` places."""
+    shape = (_KEYS, _PHASES, rooms * size, size)
+    key, phase, column, row = np.indices(shape)
+    following = np.stack([_after(key, phase, column, row, move) for move in MOVES], -1).reshape(-1, len(MOVES))
+    goals = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
+    away = _distances(following, goals)
+    reached = away[following]
+    return Maze(
+        following=following,
+        seen=_views(key, phase, column, row),
+        phases=phase.ravel(),
+        goals=goals,
+        away=away,
+        best=reached == reached.min(1, keepdims=True),
+        starts=((phase == _SEARCHING) & (column // size == 1)).ravel().nonzero()[0],
+    )
+
+
+def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int]) -> Ints:
+    """[keys, phases, columns, rows] The states after a move."""
+    shape = key.shape
+    columns, size = shape[2:]
+    there = (column + move[0]).clip(0, columns - 1)
+    to_row = (row + move[1]).clip(0, size - 1)
+    wall = np.maximum(column, there) // size  # the number of the room to its right
+    opening = np.where(wall % 2 == 1, size - 1, 0)
+    free = (row == opening) & ((wall > 1) | (phase != _SEARCHING))
+    to_column = np.where((column // size == there // size) | free, there, column)
+    fetches = (phase == _SEARCHING) & (to_column == columns - 1) & (to_row == key * (size - 1))
+    passes = (phase == _CARRYING) & (to_column < size)
+    to_phase = np.where(fetches, _CARRYING, np.where(passes, _PASSED, phase))
+    return np.ravel_multi_index((key, to_phase, to_column, to_row), shape).astype(np.int64)
+
+
+def _views(key: Ints, phase: Ints, column: Ints, row: Ints) -> NDArray[np.float32]:
+    """[states, rooms + 2 size + 3 + signs] What is observed."""
+    columns, size = key.shape[2:]
+    room, within = np.divmod(column, size)
+    flags = (np.where(phase == _SEARCHING, 2 * key - 1, 0), phase >= _CARRYING, phase == _PASSED)
+    parts = (np.eye(columns // size)[room], np.eye(size)[within], np.eye(size)[row], np.stack(flags, -1), _signs(key))
+    seen = np.concatenate(parts, -1).astype(np.float32)
+    return seen.reshape(-1, seen.shape[-1])
+
+
+def _signs(key: Ints) -> NDArray[np.float64]:
+    """[keys, phases, columns, rows, signs] Each -1 or 1, whatever the key's place.
+
+    Raw bits of a generator, for these never change: what was learnt or recorded must fit mazes of later versions.
+    """
+    raw = np.random.PCG64(0).random_raw(key[0].size)
+    signs = (raw[:, None] >> np.arange(SIGNS, dtype=np.uint64)) & np.uint64(1)
+    marks = signs.reshape(*key.shape[1:], SIGNS) * 2.0 - 1.0
+    return np.broadcast_to(marks, (*key.shape, SIGNS))
+
+
+def _distances(following: Ints, goals: Bools) -> Ints:
+    """[states] Fewest moves to a goal; one more ring of states is reached each time."""
+    away = np.where(goals, 0, _FAR)
+    while True:
+        nearer = np.minimum(away, 1 + away[following].min(1))
+        if np.array_equal(nearer, away):
+            return away
+        away = nearer

@@ -1,0 +1,138 @@
+"""The built-in simulators and bridges by name, and their options from a command line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.simulation.game import Game
+
+_MAKERS: Final[Mapping[str, tuple[str, str]]] = {
+    "balance": ("sparring.pipeline.games.balance", "Balance"),
+    "crowd": ("sparring.pipeline.games.crowd", "Crowd"),
+    "duel": ("sparring.pipeline.games.duel", "Duel"),
+    "goal": ("sparring.pipeline.games.goal", "Goal"),
+    "goals": ("sparring.pipeline.games.goals", "Goals"),
+    "key-door": ("sparring.pipeline.games.key_door", "KeyDoor"),
+    "rooms": ("sparring.pipeline.games.rooms", "Rooms"),
+    "scramble": ("sparring.pipeline.games.scramble", "Scramble"),
+    "soccer": ("sparring.pipeline.games.soccer", "Soccer"),
+    "tag": ("sparring.pipeline.games.tag", "Tag"),
+    "gymnasium": ("sparring.pipeline.bridges.gymnasium", "make_gymnasium"),
+    "unity": ("sparring.pipeline.bridges.unity.game", "make_unity"),
+    "pettingzoo": ("sparring.pipeline.bridges.pettingzoo", "make_pettingzoo"),
+    "godot": ("sparring.pipeline.bridges.godot.game", "make_godot"),
+}
+NAMES: Final = tuple(_MAKERS)
+
+_TYPES: Final[Mapping[str, type]] = {"bool": bool, "int": int, "float": float, "str": str}
+_SWITCHES: Final = {"true": True, "false": False}
+
+
+def make(name: str, areas: int, /, **options: Any) -> Game:
+    """The simulator `name` with `areas` copies of its environment.
+
+    Args:
+        name: one of `NAMES`.
+        areas: 1 or more.
+        options: as `option_types` lists them.
+
+    Raises:
+        SettingsError: an unknown name or option, one that is missing or impossible, or a package
+            that is not installed.
+    """
+    if areas < 1:
+        raise SettingsError(f"got {areas} areas; expected 1 or more; correct the number of areas")
+    known, free = option_types(name)
+    for option in options:
+        if option not in known and not free:
+            raise _unknown(f"option {option!r} for {name!r}", option, known)
+    maker = _maker(name)
+    try:
+        inspect.signature(maker).bind(areas=areas, **options)
+    except TypeError as error:
+        raise SettingsError(
+            f"got options {options} for {name!r}: {error}; expected it; add --option KEY=VALUE"
+        ) from error
+    game: Game = maker(areas=areas, **options)
+    return game
+
+
+def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Options from `key=value` texts, each in the type that the simulator wants.
+
+    Args:
+        name: one of `NAMES`.
+        texts: as they stand on the command line; a bridge passes unknown keys on to the
+            environment, as true or false, whole number, number or text, the first that fits.
+
+    Raises:
+        SettingsError: no `=`, an unknown key, one given twice, or a value of another type.
+    """
+    known, free = option_types(name)
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or key in options:
+            raise SettingsError(f"got option {text!r}; expected key=value, each key once; correct the command line")
+        if key not in known and not free:
+            raise _unknown(f"option {key!r} for {name!r}", key, known)
+        options[key] = _convert(key, value, known.get(key, tuple(_TYPES.values())))
+    return options
+
+
+def option_types(name: str) -> tuple[dict[str, tuple[type, ...]], bool]:
+    """The options of a simulator with the types that each may have, and whether others are passed on.
+
+    Raises:
+        SettingsError: an unknown name.
+    """
+    parameters = inspect.signature(_maker(name)).parameters.values()
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "areas"]
+    return {one.name: _alternatives(one.annotation) for one in named}, free
+
+
+def required_options(name: str) -> list[str]:
+    """The options without which a simulator can not be made. Raises as `option_types`."""
+    parameters = inspect.signature(_maker(name)).parameters.values()
+    named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    return [one.name for one in named if one.default is one.empty and one.name != "areas"]
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if name not in _MAKERS:
+        raise _unknown(f"simulator {name!r}", name, NAMES)
+    module, maker = _MAKERS[name]
+    found: Callable[..., Any] = getattr(importlib.import_module(module), maker)
+    return found
+
+
+def _alternatives(annotation: str) -> tuple[type, ...]:
+    """The types in an annotation such as `str | None`; read as text, for nothing else of it need exist here."""
+    return tuple(_TYPES[word] for word in annotation.split(" | ") if word in _TYPES)
+
+
+def _convert(key: str, value: str, wanted: tuple[type, ...]) -> Any:
+    for kind in wanted:
+        if kind is bool:
+            if value.lower() in _SWITCHES:
+                return _SWITCHES[value.lower()]
+            continue
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    kinds = " or ".join("true or false" if kind is bool else kind.__name__ for kind in wanted)
+    raise SettingsError(f"got {value!r} for option {key!r}; expected {kinds}; correct the value")
+
+
+def _unknown(what: str, word: str, allowed: Iterable[str]) -> SettingsError:
+    names = list(allowed)
+    near = difflib.get_close_matches(word, names, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else "correct the name"
+    return SettingsError(f"got {what}; expected one of {', '.join(names) or 'none'}; {remedy}")

@@ -1,0 +1,136 @@
+"""Rooms: one member of a group opens the gate and is gone, the others go through.
+
+What the group earns for that it earns after the end of the one who opened: only credit beyond an agent's own life
+finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+BUTTON: Final = 0
+GATE: Final = 4
+"""The last place before the gate."""
+EXIT: Final = 6
+LIMIT: Final = 24
+"""Decisions after which the episode is cut."""
+MOVE_COST: Final = 0.01
+"""Of the group, for every decision of an area."""
+_STRIDES: Final = np.array([-1, 0, 1])
+
+
+class Rooms:
+    """`areas` corridors of 7 places; in each a group of `members`.
+
+    The button is at place 0, the gate between 4 and 5, the exit at 6. Members begin on places 1 to 4 and choose to go
+    left, stay or go right. Whoever stands on the button first ends there and holds it for good; of several at once the
+    one with the lowest number does. From then on the gate is open. When one of the others reaches the exit, the group
+    gets 1 and all that are left end. Every decision of an area costs its group 0.01. After 24 decisions the episode is
+    cut.
+
+    Observation `place` [3 + 2 (members - 1)]: own place over 6, whether the gate is open, share of the time that is
+    gone; then for each other member, in the order of their numbers, whether it is there, and its place over 6.
+
+    Args:
+        areas: corridors side by side.
+        members: of each group, 2 or more.
+        behavior: name of the behavior.
+
+    Raises:
+        SettingsError: fewer than 2 members.
+    """
+
+    name = "rooms"
+
+    def __init__(self, areas: int = 1, members: int = 2, behavior: str = "Rooms") -> None:
+        if members < 2:
+            raise SettingsError(f"got {members} members; expected 2 or more: one opens, another goes; correct members")
+        self._id = str(BehaviorId(name=behavior))
+        self._random = np.random.default_rng()
+        self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
+        self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(areas, members)
+        self._places = np.zeros((areas, members), np.int64)
+        self._here = np.ones((areas, members), bool)
+        self._open = np.zeros(areas, bool)
+        self._ages = np.zeros(areas, np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior."""
+        size = 3 + 2 * (self._agents.shape[1] - 1)
+        spec = BehaviorSpec(
+            observations=(ObservationSpec(name="place", shape=(size,)),), actions=ActionSpec(discrete=(len(_STRIDES),))
+        )
+        return {self._id: spec}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
+        """New episodes in all areas; there are no parameters."""
+        del parameters
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._restart(np.arange(len(self._agents)))
+        here = self._here
+        seen = decisions(self._agents[here], self._observe()[here], groups=self._groups[here])
+        return (BehaviorReport(behavior=self._id, decisions=seen),)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+        """Moves whoever is there; then button, exit and time."""
+        before = self._here.copy()
+        self._places[before] += _STRIDES[actions[self._id].discrete[:, 0]]
+        self._places.clip(BUTTON, np.where(self._open, EXIT, GATE)[:, None], out=self._places)
+        self._ages += 1
+        held = self._hold()
+        left = self._here & (self._places == EXIT)
+        won = left.any(1)
+        over = won | (self._ages >= LIMIT)
+        rewards = np.broadcast_to((won - MOVE_COST).astype(np.float32)[:, None], before.shape)
+        ended = held | (self._here & over[:, None])
+        seen, last = self._observe(), None
+        if ended.any():
+            last = ends(
+                self._agents[ended],
+                seen[ended],
+                interrupted=(~won[:, None] & ~held)[ended],
+                group_rewards=rewards[ended],
+            )
+            self._restart(np.flatnonzero(over))
+            seen = self._observe()
+        earned = np.where(over[:, None], np.float32(0), rewards)[self._here]
+        following = decisions(
+            self._agents[self._here], seen[self._here], groups=self._groups[self._here], group_rewards=earned
+        )
+        return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _hold(self) -> NDArray[np.bool_]:
+        """[areas, members] Who has just taken the button, and is gone now."""
+        there = self._here & (self._places == BUTTON) & ~self._open[:, None]
+        held: NDArray[np.bool_] = there & (np.cumsum(there, 1) == 1)
+        self._here &= ~held
+        self._open |= held.any(1)
+        return held
+
+    def _observe(self) -> NDArray[np.float32]:
+        """[areas, members, size]."""
+        areas, members = self._agents.shape
+        places = self._places / EXIT
+        general = np.stack(np.broadcast_arrays(places, self._open[:, None], self._ages[:, None] / LIMIT), 2)
+        pairs = np.stack([self._here, np.where(self._here, places, 0)], 2)
+        others = np.array([[other for other in range(members) if other != member] for member in range(members)])
+        return np.concatenate([general, pairs[:, others].reshape(areas, members, -1)], 2).astype(np.float32)
+
+    def _restart(self, areas: NDArray[np.int64]) -> None:
+        self._places[areas] = self._random.integers(BUTTON + 1, GATE + 1, (len(areas), self._agents.shape[1]))
+        self._here[areas] = True
+        self._open[areas] = False
+        self._ages[areas] = 0

@@ -1,0 +1,258 @@
+"""Scramble: every agent for itself, in a round arena with pellets; whoever has taken most at the end has won.
+
+Everything an agent sees is turned into its own view, and its rivals are told apart by their distance alone, so that
+one policy plays all teams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+Float = NDArray[np.float64]
+
+MAX_STEPS: Final = 100
+STEP_S: Final = 0.1
+ARENA: Final = 5.0
+"""Radius of the arena, in metres."""
+BODY: Final = 0.4
+"""Radius of an agent, in metres."""
+REACH: Final = 0.6
+"""How near its middle must come to a pellet to take it, in metres."""
+SPEED: Final = 3.0
+"""Metres per second."""
+GRIP: Final = 0.5
+"""Share of the way from its velocity to the commanded one that an agent covers in one step."""
+TURN: Final = 0.4
+"""Radians per step."""
+BRANCHES: Final = (3, 3)
+PELLET_REWARD: Final = 0.1
+LEAD: Final = 5.0
+"""A lead of so many pellets is seen as 1."""
+
+_COMMANDS: Final = np.array([0.0, 1.0, -1.0])
+_ALONE: Final = 6
+"""Numbers in the view that are not about pellets or rivals."""
+_PER_RIVAL: Final = 5
+
+
+class Scramble:
+    """`areas` round arenas, in each `teams` teams of one agent, and `pellets` pellets.
+
+    Observation `view` [6 + 2 x pellets + 5 x (teams - 1)], in the agent's own frame (x ahead, y to the left; lengths
+    over the arena's radius, speeds over the largest): the arena's middle, own velocity, share of the time that is
+    left, lead over the best rival; places of the pellets, the nearest first; for each rival, the nearest first, its
+    place, its velocity and the lead over it. A lead of 5 pellets or more is 1, one so far behind -1. Actions, 2
+    branches of 3: stay, forward, back; keep heading, turn left, turn right.
+
+    A pellet belongs to the agent that is nearest of those that reach it, pays 0.1, and another one appears somewhere.
+    After 100 steps the match is over by its rules (terminated): an agent's outcome is the share of rivals that have
+    fewer pellets, those with as many counting half (of three: 1, 0.5 and 0), and its last reward is 2 x outcome - 1.
+    The next match starts in the same report.
+
+    Args:
+        areas: arenas side by side.
+        behavior: name of the behavior.
+        teams: agents in an arena, each a team of its own.
+        pellets: that lie in an arena at any time.
+
+    Raises:
+        SettingsError: fewer than 2 teams or no pellet.
+    """
+
+    name = "scramble"
+
+    def __init__(self, areas: int = 1, behavior: str = "Scramble", teams: int = 3, pellets: int = 4) -> None:
+        if teams < 2 or pellets < 1:
+            raise SettingsError(
+                f"got teams={teams} and pellets={pellets}; expected 2 or more teams and a pellet at least; "
+                "correct the simulator's options"
+            )
+        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
+        self._areas = np.arange(areas, dtype=np.int64)
+        self._matches = self._areas.copy()
+        self._random = np.random.default_rng()
+        self._rivals = (np.arange(teams)[:, None] + np.arange(1, teams)) % teams  # [teams, rivals]
+        self._places: Float = np.zeros((areas, teams, 2))
+        self._velocities: Float = np.zeros((areas, teams, 2))
+        self._headings: Float = np.zeros((areas, teams))
+        self._pellets: Float = np.zeros((areas, pellets, 2))
+        self._taken = np.zeros((areas, teams), np.int64)
+        self._ages = np.zeros(areas, np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior name with `teams` teams."""
+        size = _ALONE + 2 * self._pellets.shape[1] + _PER_RIVAL * (len(self._ids) - 1)
+        view = ObservationSpec(name="view", shape=(size,))
+        return dict.fromkeys(self._ids, BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES)))
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
+        """New matches in all arenas; there are no parameters."""
+        del parameters
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._begin(self._areas)
+        return self._reports(self._observe(), np.zeros(self._taken.shape), None)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
+        """Moves everybody, hands out pellets and ends matches whose time is over."""
+        self._move(_COMMANDS[np.stack([actions[key].discrete for key in self._ids], 1)])
+        rewards: Float = PELLET_REWARD * self._take().astype(np.float64)
+        self._ages += 1
+        seen = self._observe()
+        over = (self._ages >= MAX_STEPS).nonzero()[0]
+        ends = None
+        if over.size:
+            outcomes = _outcomes(self._taken[over])
+            ends = self._ends(over, seen[over], rewards[over] + 2 * outcomes - 1, outcomes)
+            self._begin(over)
+            rewards[over] = 0
+            seen = self._observe()
+        return self._reports(seen, rewards, ends)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    # ---------------------------------------------------------------- rules
+
+    def _begin(self, areas: NDArray[np.int64]) -> None:
+        """Agents stand around the middle, at even angles but not equally far from it, and face anywhere."""
+        teams = len(self._ids)
+        angles = self._random.uniform(0, 2 * np.pi, (areas.size, 1)) + 2 * np.pi * np.arange(teams) / teams
+        radii = self._random.uniform(0.3 * ARENA, 0.7 * ARENA, angles.shape)
+        self._places[areas] = _ahead(angles) * radii[..., None]
+        self._headings[areas] = self._random.uniform(-np.pi, np.pi, (areas.size, teams))
+        self._velocities[areas] = 0
+        self._pellets[areas] = self._somewhere(areas.size, self._pellets.shape[1])
+        self._taken[areas] = 0
+        self._ages[areas] = 0
+        self._matches[areas] += self._areas.size  # a contest id is never used twice
+
+    def _somewhere(self, *shape: int) -> Float:
+        """[*shape, 2] places that an agent can reach, none likelier than another."""
+        angles, shares = self._random.uniform(0, 2 * np.pi, shape), self._random.uniform(0, 1, shape)
+        return _ahead(angles) * ((ARENA - BODY) * np.sqrt(shares))[..., None]
+
+    def _move(self, commands: Float) -> None:
+        """By one step, with [areas, teams, 2] in -1, 0, 1: forward, to the left. Who overlaps is pushed apart."""
+        self._headings += TURN * commands[..., 1]
+        self._headings -= 2 * np.pi * np.round(self._headings / (2 * np.pi))
+        wanted = _ahead(self._headings) * (SPEED * commands[..., :1])
+        self._velocities += GRIP * (wanted - self._velocities)
+        moved = self._places + STEP_S * self._velocities
+        apart = moved[:, :, None] - moved[:, self._rivals]  # [areas, teams, rivals, 2]
+        distance = np.maximum(_length(apart), 1e-6)
+        moved += (apart * (np.maximum(2 * BODY - distance, 0) / (2 * distance))[..., None]).sum(2)
+        moved *= np.minimum((ARENA - BODY) / np.maximum(_length(moved), 1e-6), 1)[..., None]
+        self._velocities = (moved - self._places) / STEP_S
+        self._places = moved
+
+    def _take(self) -> NDArray[np.int64]:
+        """[areas, teams] pellets that were taken in this step; others appear in their places."""
+        distance = _length(self._places[:, :, None] - self._pellets[:, None])  # [areas, teams, pellets]
+        nearest = distance.argmin(1)
+        gone = distance.min(1) < REACH
+        takes = gone[:, None] & (nearest[:, None] == np.arange(len(self._ids))[:, None])
+        taken: NDArray[np.int64] = takes.sum(2)
+        self._taken += taken
+        self._pellets[gone] = self._somewhere(int(gone.sum()))
+        return taken
+
+    # ---------------------------------------------------------------- reports
+
+    def _observe(self) -> NDArray[np.float32]:
+        """[areas, teams, numbers]."""
+        place, leads = self._places[:, :, None], np.clip(self._leads() / LEAD, -1, 1)
+        alone = np.concatenate([-place / ARENA, self._velocities[:, :, None] / SPEED], 2)
+        pellets = _nearest_first(self._pellets[:, None] - place)
+        away = self._places[:, self._rivals] - place
+        moving = self._velocities[:, self._rivals] / SPEED
+        rivals = _nearest_first(away, moving, leads[..., None])
+        left = np.repeat(1 - self._ages[:, None] / MAX_STEPS, len(self._ids), 1)
+        parts = [
+            self._turned(alone),
+            np.stack([left, leads.min(2)], -1),
+            self._turned(pellets / ARENA),
+            self._turned(rivals[..., :2] / ARENA),
+            self._turned(rivals[..., 2:4]),
+            rivals[..., 4],
+        ]
+        return np.concatenate(parts, -1).astype(np.float32)
+
+    def _turned(self, vectors: Float) -> Float:
+        """[areas, teams, n, 2] in the arena's frame as [areas, teams, 2n] in each agent's own."""
+        cosine, sine = np.cos(self._headings)[..., None], np.sin(self._headings)[..., None]
+        ahead = vectors[..., 0] * cosine + vectors[..., 1] * sine
+        aside = vectors[..., 1] * cosine - vectors[..., 0] * sine
+        turned: Float = np.stack([ahead, aside], -1).reshape(*vectors.shape[:2], -1)
+        return turned
+
+    def _leads(self) -> NDArray[np.int64]:
+        """[areas, teams, rivals] pellets more than a rival."""
+        leads: NDArray[np.int64] = self._taken[:, :, None] - self._taken[:, self._rivals]
+        return leads
+
+    def _reports(
+        self, seen: NDArray[np.float32], rewards: Float, ends: tuple[Ends, ...] | None
+    ) -> tuple[BehaviorReport, ...]:
+        reports = []
+        for team, key in enumerate(self._ids):
+            decided = Decisions(
+                agents=self._agents(self._areas, team),
+                observations=(seen[:, team],),
+                rewards=rewards[:, team].astype(np.float32),
+                matches=self._matches.copy(),
+            )
+            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ends[team] if ends else None))
+        return tuple(reports)
+
+    def _ends(
+        self, areas: NDArray[np.int64], seen: NDArray[np.float32], rewards: Float, outcomes: Float
+    ) -> tuple[Ends, ...]:
+        return tuple(
+            Ends(
+                agents=self._agents(areas, team),
+                observations=(seen[:, team],),
+                rewards=rewards[:, team].astype(np.float32),
+                interrupted=np.zeros(areas.size, bool),
+                outcomes=outcomes[:, team].astype(np.float32),
+                matches=self._matches[areas],
+            )
+            for team in range(len(self._ids))
+        )
+
+    def _agents(self, areas: NDArray[np.int64], team: int) -> NDArray[np.int64]:
+        """[n] ids of a team's agents."""
+        return len(self._ids) * areas + team
+
+
+def _outcomes(taken: NDArray[np.int64]) -> Float:
+    """[areas, teams] share of the rivals that have fewer of [areas, teams] pellets; as many counts half."""
+    ahead = np.sign(taken[:, :, None] - taken[:, None]).sum(2)
+    outcomes: Float = 0.5 + 0.5 * ahead / (taken.shape[1] - 1)
+    return outcomes
+
+
+def _nearest_first(away: Float, *others: Float) -> Float:
+    """[areas, teams, n, 2] and columns that belong to them, by length; one after the other in the last dimension."""
+    order = _length(away).argsort(2, kind="stable")[..., None]
+    columns: Float = np.take_along_axis(np.concatenate([away, *others], -1), order, 2)
+    return columns
+
+
+def _ahead(angles: Float) -> Float:
+    """[..., 2] of length 1."""
+    return np.stack([np.cos(angles), np.sin(angles)], -1)
+
+
+def _length(vectors: Float) -> Float:
+    """Of [..., 2]."""
+    lengths: Float = np.sqrt((vectors * vectors).sum(-1))
+    return lengths

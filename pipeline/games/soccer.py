@@ -1,0 +1,251 @@
+"""Soccer: two teams of two on a walled pitch with a ball.
+
+Rules and reports are here, the motion is in `soccer_physics.py`, a team that does not learn in
+`soccer_script.py`. Team 0 attacks +x, team 1 attacks -x; everything an agent sees is turned into its
+own view, so that one policy plays both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Float, Pitch
+from sparring.pipeline.games.soccer_script import scripted, still
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+MAX_STEPS: Final = 500
+EXISTENCE: Final = -0.2 / MAX_STEPS
+"""An agent's own reward per step: a match without goals costs 0.2."""
+BEHIND: Final = 1.0
+"""Metres behind the ball from which it is well driven ahead."""
+BRANCHES: Final = (3, 3, 3)
+OBSERVATION_SIZE: Final = 27
+
+_TEAMS: Final = (0, 1)
+_SCRIPTS: Final[Mapping[str, Callable[[Pitch, int], Float]]] = {"scripted": scripted, "still": still}
+_RIVALS_ARE: Final = ("learning", *_SCRIPTS)
+_MATES: Final = np.array([1, 0, 3, 2])
+_RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
+_ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
+_LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
+
+
+class Soccer:
+    """`areas` pitches; 4 agents on each: players 0 and 1 of team 0, players 2 and 3 of team 1.
+
+    Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths over half the
+    pitch's length, speeds over the ball's largest): positions of ball, mate, two rivals, rival goal,
+    own goal (0-11); velocities of ball, itself, mate, two rivals (12-21); heading against the
+    direction of attack, mate's heading against its own, each as cosine and sine (22-25); share of
+    the match that is over (26). Actions, 3 branches of 3: stay, forward, back; stay, left, right;
+    keep heading, turn left, turn right. Forward contact kicks the ball.
+
+    Own reward: a small cost per step; `ball_touch` for contact, `ball_progress` for each pitch's length that the ball
+    moves towards the rival goal, and `ball_approach` for each that the agent comes nearer to the place from which it
+    would drive it there, where these environment parameters are given. Group reward: for a goal, 1
+    minus the share of the match that is over for the scoring team, -1 for the other. After a goal (terminated) or 500
+    steps (interrupted, outcome 0.5) all agents of the area end and the next match starts in the same report.
+
+    Args:
+        areas: pitches side by side.
+        behavior: name of the behavior.
+        rivals: who plays team 1. `learning`: the trainer. Otherwise only team 0 is reported, and team 1 is moved here:
+            `scripted`, the player nearest to the ball drives it to the other goal, the other one keeps; `still`, both
+            stand.
+        every: players decide at each `every`-th step of 0.1 s, and go on meanwhile as they decided.
+
+    Raises:
+        SettingsError: `rivals` is none of these, or `every` no number of steps that a match can be divided into.
+    """
+
+    name = "soccer"
+
+    def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning", every: int = 1) -> None:
+        if rivals not in _RIVALS_ARE:
+            raise SettingsError(f"got rivals={rivals!r}; expected {', '.join(_RIVALS_ARE)}; correct {rivals!r}")
+        if every < 1 or MAX_STEPS % every:
+            raise SettingsError(f"got every={every}; expected a divisor of {MAX_STEPS}; give 1, 2, 4, 5 or 10")
+        self._rivals = _SCRIPTS.get(rivals)
+        self._every = every
+        teams = _TEAMS if self._rivals is None else _TEAMS[:1]
+        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
+        self._areas = np.arange(areas, dtype=np.int64)
+        self._agents = (4 * self._areas[:, None] + np.arange(PLAYERS)).astype(np.int64)
+        self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
+        self._matches = self._areas.copy()
+        self._ages = np.zeros(areas, np.int64)
+        self._random = np.random.default_rng()
+        self._pitch = Pitch(areas)
+        self._touch_reward = self._progress_reward = self._approach_reward = 0.0
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior name with two teams, or team 0 alone."""
+        view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
+        spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
+        return dict.fromkeys(self._ids, spec)
+
+    def scripts(self) -> Mapping[str, tuple[str, ...]]:
+        """What either team can be played with here."""
+        return {BehaviorId.parse(self._ids[0]).name: tuple(_SCRIPTS)}
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
+        """New matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
+        self._touch_reward = parameters.get("ball_touch", 0.0)
+        self._progress_reward = parameters.get("ball_progress", 0.0)
+        self._approach_reward = parameters.get("ball_approach", 0.0)
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._kick_off(self._areas)
+        nothing = np.zeros((self._areas.size, PLAYERS), np.float32)
+        return self._reports(self._observe(), nothing, nothing, None)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
+        """Plays on to the next decision on all pitches."""
+        away = self._to_place()
+        touched, progress, scored = self._advance(actions)
+        self._ages += self._every
+        share = self._ages / MAX_STEPS
+        own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE * self._every
+        own += self._progress_reward * progress[:, None] * _ATTACKS / (2 * GOAL_X)
+        own += self._approach_reward * (away - self._to_place()) / (2 * GOAL_X)
+        won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
+        group = np.where(won > 0, 1 - share[:, None], won)
+        ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
+        seen = self._observe()
+        ends = None
+        if ended.size:
+            ends = self._ends(ended, seen, own, group, won)
+            self._kick_off(ended)
+            own[ended] = 0
+            group[ended] = 0
+            seen = self._observe()
+        return self._reports(seen, own, group, ends)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _kick_off(self, areas: NDArray[np.int64]) -> None:
+        self._pitch.place(areas, self._random)
+        self._ages[areas] = 0
+        self._matches[areas] += self._areas.size  # a contest id is never used twice
+
+    def _to_place(self) -> NDArray[np.float64]:
+        """[areas, players] metres to the place behind the ball, as seen from the rival goal."""
+        ball = self._pitch.ball[:, None]
+        to_goal = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X - ball
+        to_goal /= np.maximum(np.sqrt((to_goal * to_goal).sum(-1, keepdims=True)), 1e-6)
+        away = ball - BEHIND * to_goal - self._pitch.positions
+        found: NDArray[np.float64] = np.sqrt((away * away).sum(-1))
+        return found
+
+    def _advance(
+        self, actions: Mapping[str, BehaviorActions]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+        """Moves everything; where a goal falls, what comes after it does not count.
+
+        Returns:
+            touched [areas, players]; metres that the ball went along +x [areas]; scored [areas] 1, -1 or 0.
+        """
+        touched = np.zeros((self._areas.size, PLAYERS), bool)
+        progress, scored = np.zeros(self._areas.size), np.zeros(self._areas.size)
+        for _ in range(self._every):
+            before = self._pitch.ball[:, 0].copy()
+            contact, goal = self._pitch.advance(*self._commands(actions))
+            going_on = scored == 0
+            touched |= contact & going_on[:, None]
+            progress += np.where(going_on, self._pitch.ball[:, 0] - before, 0)
+            scored = np.where(going_on, goal, scored)
+        return touched, progress, scored
+
+    def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
+        """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""
+        teams = [self._moves(team, actions[key]) for team, key in enumerate(self._ids)]
+        if self._rivals is not None:
+            teams.append(self._rivals(self._pitch, 1))
+        moves = np.concatenate(teams, 1)
+        return moves[..., 0], moves[..., 1], moves[..., 2]
+
+    def _moves(self, team: int, actions: BehaviorActions) -> NDArray[np.float64]:
+        """[areas, 2, 3] What both players of a team do: by the trainer, or by a script where it asks for one."""
+        moves = _LEFT_RIGHT[actions.discrete.reshape(-1, 2, 3)]
+        if actions.scripts is not None:
+            asked = actions.scripts.reshape(-1, 2)
+            for number, script in enumerate(_SCRIPTS.values(), 1):
+                if np.any(asked == number):
+                    moves = np.where((asked == number)[..., None], script(self._pitch, team), moves)
+        return moves
+
+    def _observe(self) -> NDArray[np.float32]:
+        """[areas, players, 27]."""
+        pitch = self._pitch
+        place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
+        goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X
+        away = [pitch.ball[:, None] - place, place[:, _MATES] - place]
+        away += [place[:, _RIVALS[:, index]] - place for index in (0, 1)]
+        away += [goals - place, -goals - place]
+        moving = [pitch.ball_velocity[:, None] + np.zeros_like(speed), speed]
+        moving += [speed[:, _MATES], speed[:, _RIVALS[:, 0]], speed[:, _RIVALS[:, 1]]]
+        seen = np.concatenate(
+            [np.stack(away, 2) / GOAL_X, np.stack(moving, 2) / MAX_BALL_SPEED], 2
+        )  # [areas, players, 11, 2] in the pitch's frame
+        cosine, sine = np.cos(heading)[..., None], np.sin(heading)[..., None]
+        turned = np.empty((*seen.shape[:2], OBSERVATION_SIZE), np.float32)
+        turned[..., 0:22:2] = seen[..., 0] * cosine + seen[..., 1] * sine
+        turned[..., 1:22:2] = seen[..., 1] * cosine - seen[..., 0] * sine
+        turned[..., 22] = cosine[..., 0] * _ATTACKS
+        turned[..., 23] = sine[..., 0] * _ATTACKS
+        facing = heading[:, _MATES] - heading
+        turned[..., 24] = np.cos(facing)
+        turned[..., 25] = np.sin(facing)
+        turned[..., 26] = self._ages[:, None] / MAX_STEPS
+        return turned
+
+    def _reports(
+        self,
+        seen: NDArray[np.float32],
+        own: NDArray[np.floating],
+        group: NDArray[np.floating],
+        ends: tuple[Ends, ...] | None,
+    ) -> tuple[BehaviorReport, ...]:
+        matches = np.repeat(self._matches, 2)
+        reports = []
+        for team, key in enumerate(self._ids):
+            side = slice(2 * team, 2 * team + 2)
+            decided = Decisions(
+                agents=self._agents[:, side].ravel(),
+                groups=self._groups[:, side].ravel(),
+                observations=(seen[:, side].reshape(-1, OBSERVATION_SIZE),),
+                rewards=own[:, side].ravel().astype(np.float32),
+                group_rewards=group[:, side].ravel().astype(np.float32),
+                matches=matches,
+            )
+            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ends[team] if ends else None))
+        return tuple(reports)
+
+    def _ends(
+        self,
+        areas: NDArray[np.int64],
+        seen: NDArray[np.float32],
+        own: NDArray[np.floating],
+        group: NDArray[np.floating],
+        won: NDArray[np.floating],
+    ) -> tuple[Ends, ...]:
+        sides = (slice(0, 2), slice(2, 4))
+        return tuple(
+            Ends(
+                agents=self._agents[areas, side].ravel(),
+                observations=(seen[areas, side].reshape(-1, OBSERVATION_SIZE),),
+                rewards=own[areas, side].ravel().astype(np.float32),
+                group_rewards=group[areas, side].ravel().astype(np.float32),
+                interrupted=(won[areas, side] == 0).ravel(),
+                outcomes=(won[areas, side].ravel() / 2 + 0.5).astype(np.float32),
+                matches=np.repeat(self._matches[areas], 2),
+            )
+            for side in sides
+        )

@@ -1,0 +1,210 @@
+"""Tag: a chaser and a runner in a walled square with a pillar in its middle.
+
+The two are different behaviors: the chaser has the higher speed in the long run, the runner turns faster and sprints
+while its stamina lasts. They see different things, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+
+Float = NDArray[np.float64]
+
+MAX_STEPS: Final = 120
+STEP_S: Final = 0.1
+HALF: Final = 4.0
+"""Half the square's side, in metres."""
+PILLAR: Final = 1.0
+"""Radius of the pillar, in metres."""
+BODY: Final = 0.3
+"""Radius of a player, in metres."""
+TAG_REACH: Final = 0.8
+"""How near the chaser must come, middle to middle, in metres."""
+SPEEDS: Final = np.array([3.2, 2.6])
+"""Of chaser and runner, in metres per second."""
+SPRINT: Final = 1.5
+"""By how much a sprint is faster."""
+RESTED: Final = 80
+"""Stamina of a rested runner; a step without a sprint gives 1 back."""
+TIRES: Final = 4
+"""Stamina that a step of a sprint costs."""
+GRIPS: Final = np.array([0.2, 0.5])
+"""Share of the way from its velocity to the commanded one that a player covers in one step."""
+FULL_SPEED: Final = 1 / 3
+"""Length of an action that commands full speed."""
+STEP_COST: Final = 0.5 / MAX_STEPS
+VIEW: Final = 9
+SURROUNDINGS: Final = 6
+
+_LIMIT: Final = HALF - BODY
+_RING: Final = PILLAR + BODY
+_START: Final = 2.5
+"""How far from the middle a match begins at most."""
+_OTHER: Final = np.array([1, 0])
+
+
+class Tag:
+    """`areas` squares with a chaser (team 0) and a runner (team 1) in each.
+
+    Both observe `view` [9]: own place, own velocity, the other's place and velocity less their own, two numbers each
+    (lengths over half the side, speeds over the runner's largest), and the share of the time that is left. The runner
+    also observes `surroundings` [6]: free way to the walls at -x, +x, -y, +y and to the pillar (over half the side)
+    and its stamina (1 rested .. 0 tired).
+
+    Actions: continuous, where to go along x and y, at full speed from a length of a third on; the runner's branch
+    of 2 also sprints with 1, as long as it has stamina.
+
+    The chaser wins (outcome 1) when it comes within 0.8 m of the runner; the runner wins when 120 steps are over.
+    Either is the end by the rules (terminated), and the next match starts in the same report. The chaser's reward: 1
+    for its win, -1 for the runner's, -0.5 / 120 per step, and `approach` for each metre that the two come nearer to
+    each other, where this environment parameter is given. The runner's is the same with the other sign.
+
+    Args:
+        areas: squares side by side.
+        chaser: name of the chaser's behavior.
+        runner: name of the runner's behavior.
+
+    Raises:
+        SettingsError: both have the same name.
+    """
+
+    name = "tag"
+
+    def __init__(self, areas: int = 1, chaser: str = "Chaser", runner: str = "Runner") -> None:
+        if chaser == runner:
+            raise SettingsError(
+                f"got {chaser!r} as the name of both behaviors; expected two, for they observe different things; "
+                "set option chaser or runner to another name"
+            )
+        self._ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
+        self._areas = np.arange(areas, dtype=np.int64)
+        self._matches = self._areas.copy()
+        self._random = np.random.default_rng()
+        self._approach = 0.0
+        self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
+        self._velocities: Float = np.zeros((areas, 2, 2))
+        self._stamina = np.full(areas, RESTED)
+        self._ages = np.zeros(areas, np.int64)
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """One behavior for each side."""
+        view = ObservationSpec(name="view", shape=(VIEW,))
+        surroundings = ObservationSpec(name="surroundings", shape=(SURROUNDINGS,))
+        chaser = BehaviorSpec(observations=(view,), actions=ActionSpec(continuous=2))
+        runner = BehaviorSpec(observations=(view, surroundings), actions=ActionSpec(continuous=2, discrete=(2,)))
+        return dict(zip(self._ids, (chaser, runner), strict=True))
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
+        """New matches in all squares. Parameter: `approach` (0)."""
+        self._approach = parameters.get("approach", 0.0)
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._begin(self._areas)
+        return self._reports(np.zeros(self._areas.size), (None, None))
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
+        """Moves everybody and settles who has won."""
+        before = self._apart()
+        self._move(actions)
+        self._ages += 1
+        apart = self._apart()
+        tagged = apart < TAG_REACH
+        over = (tagged | (self._ages >= MAX_STEPS)).nonzero()[0]
+        gain = self._approach * (before - apart) - STEP_COST  # the chaser's; the runner loses it
+        ends: tuple[Ends | None, Ends | None] = (None, None)
+        if over.size:
+            gain[over] += np.where(tagged[over], 1, -1)
+            ends = self._ends(over, gain[over], tagged[over])
+            self._begin(over)
+            gain[over] = 0
+        return self._reports(gain, ends)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    # ---------------------------------------------------------------- rules
+
+    def _begin(self, areas: NDArray[np.int64]) -> None:
+        """Both stand somewhere around the pillar, an eighth of a turn apart at least."""
+        turn, away = self._random.uniform(0, 2 * np.pi, areas.size), self._random.uniform(0.25, 1.75, areas.size)
+        angles = np.stack([turn, turn + np.pi * away], -1)
+        radii = self._random.uniform(_RING, _START, (areas.size, 2))
+        self._places[areas] = np.stack([np.cos(angles), np.sin(angles)], -1) * radii[..., None]
+        self._velocities[areas] = 0
+        self._stamina[areas] = RESTED
+        self._ages[areas] = 0
+        self._matches[areas] += self._areas.size  # a contest id is never used twice
+
+    def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
+        """By one step; nobody passes a wall or the pillar."""
+        commands: Float = np.stack([actions[key].continuous for key in self._ids], 1) / np.float64(FULL_SPEED)
+        wanted = commands / np.maximum(_length(commands), 1)[..., None]
+        speeds = np.repeat(SPEEDS[None], self._areas.size, 0)
+        sprints = (actions[self._ids[1]].discrete[:, 0] == 1) & (self._stamina >= TIRES)
+        speeds[sprints, 1] *= SPRINT
+        self._stamina = np.minimum(self._stamina + np.where(sprints, -TIRES, 1), RESTED)
+        self._velocities += GRIPS[:, None] * (wanted * speeds[..., None] - self._velocities)
+        moved = self._places + STEP_S * self._velocities
+        far = np.maximum(_length(moved), 1e-6)[..., None]
+        held = np.clip(moved * np.maximum(_RING / far, 1), -_LIMIT, _LIMIT)
+        self._velocities = (held - self._places) / STEP_S
+        self._places = held
+
+    def _apart(self) -> Float:
+        """[areas] metres between the two."""
+        return _length(self._places[:, 1] - self._places[:, 0])
+
+    # ---------------------------------------------------------------- reports
+
+    def _observe(self, areas: NDArray[np.int64]) -> tuple[tuple[NDArray[np.float32], ...], ...]:
+        """Observations of the chasers, and of the runners."""
+        place, speed = self._places[areas] / HALF, self._velocities[areas] / (SPEEDS[1] * SPRINT)
+        left = np.broadcast_to((1 - self._ages[areas] / MAX_STEPS)[:, None, None], (areas.size, 2, 1))
+        parts = [place, speed, place[:, _OTHER] - place, speed[:, _OTHER] - speed, left]
+        view = np.concatenate(parts, -1).astype(np.float32)
+        limit, ring = _LIMIT / HALF, _RING / HALF
+        own = place[:, 1]
+        free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], _length(own) - ring]
+        around = np.stack([*free, self._stamina[areas] / RESTED], -1).astype(np.float32)
+        return (view[:, 0],), (view[:, 1], around)
+
+    def _reports(self, gain: Float, ends: tuple[Ends | None, Ends | None]) -> tuple[BehaviorReport, ...]:
+        seen = self._observe(self._areas)
+        reports = []
+        for key, own, reward, ended in zip(self._ids, seen, (gain, -gain), ends, strict=True):
+            decided = Decisions(
+                agents=self._areas,
+                observations=own,
+                rewards=reward.astype(np.float32),
+                matches=self._matches.copy(),
+            )
+            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ended))
+        return tuple(reports)
+
+    def _ends(self, areas: NDArray[np.int64], gain: Float, tagged: NDArray[np.bool_]) -> tuple[Ends, Ends]:
+        chaser, runner = (
+            Ends(
+                agents=areas,
+                observations=own,
+                rewards=reward.astype(np.float32),
+                interrupted=np.zeros(areas.size, bool),
+                outcomes=won.astype(np.float32),
+                matches=self._matches[areas],
+            )
+            for own, reward, won in zip(self._observe(areas), (gain, -gain), (tagged, ~tagged), strict=True)
+        )
+        return chaser, runner
+
+
+def _length(vectors: Float) -> Float:
+    """Of [..., 2]."""
+    lengths: Float = np.sqrt((vectors * vectors).sum(-1))
+    return lengths

@@ -1,0 +1,158 @@
+"""Makes the folder of keys, and adds simulators to one."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.queues.zmq import new_curve_pair
+from sparring.pipeline.security import certificates
+from sparring.pipeline.security.certificates import Identity
+from sparring.pipeline.security.folder import CONNECTIONS, ROLES, SIMULATORS, allowed, read_text
+
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?|::1")
+_TAKEN: Final = ("authority", "server")
+_HEAD: Final = b"""\
+# Who may connect to what: roles by the kind of queue or board, and names of simulators by their certificates.
+# Remove a name to lock it out. Read when a service starts.
+"""
+
+
+def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) -> None:
+    """Makes a folder of keys, as a whole or not at all.
+
+    Args:
+        directory: does not exist, or is empty.
+        simulators: their names.
+        hosts: names and addresses at which simulators reach the endpoint, beside loopback.
+
+    Raises:
+        SettingsError: the folder holds something, can not be made, or a name is none.
+    """
+    _check_names(simulators)
+    _check_hosts(hosts)
+    directory = directory.absolute()
+    try:
+        if directory.exists() and any(directory.iterdir()):
+            raise SettingsError(
+                f"got {directory}, which holds files; expected a new folder: keys are never overwritten; "
+                "name another, or add simulators to this one with --add"
+            )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))  # mode 700
+        try:
+            _fill(made, simulators, [*LOOPBACK, *hosts])
+            made.replace(directory)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise SettingsError(
+            f"got the folder {directory}, which can not be made ({error.strerror}); expected a place for keys; "
+            "name another, or make its parent writable"
+        ) from None
+
+
+def add(directory: Path, simulators: Sequence[str]) -> None:
+    """Makes certificates for more simulators.
+
+    Args:
+        directory: with the keys, the authority's among them.
+        simulators: new names.
+
+    Raises:
+        SettingsError: a name is there already or is none, or the authority is not here.
+    """
+    _check_names(simulators)
+    known = allowed(directory, SIMULATORS)
+    tls = directory / "tls"
+    if there := [name for name in simulators if name in known or any((tls / f"{name}.{e}").exists() for e in _ENDINGS)]:
+        raise SettingsError(
+            f"got the simulator {there[0]!r}, which has a certificate; expected new names: keys are never overwritten; "
+            "choose another"
+        )
+    signer = _signer(tls)
+    for name in simulators:
+        _write_identity(tls, name, certificates.client(signer, name))
+    lists = yaml.safe_load(read_text(directory / "allowed.yaml", secret=False))
+    _write_lists(directory, {**lists, SIMULATORS: [*lists[SIMULATORS], *simulators]})
+
+
+def numbered(count: int, directory: Path | None = None) -> list[str]:
+    """So many names, "simulator-0" and on, of which a folder has none."""
+    used = set() if directory is None else {path.stem for path in (directory / "tls").glob("*.pem")}
+    free = (name for number in range(count + len(used)) if (name := f"simulator-{number}") not in used)
+    return [name for _, name in zip(range(count), free, strict=False)]
+
+
+_ENDINGS: Final = ("pem", "key")
+
+
+def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> None:
+    curve, tls = directory / "curve", directory / "tls"
+    for folder in (curve, tls):
+        folder.mkdir(mode=0o700)
+    for role in ROLES:
+        public, secret = new_curve_pair()
+        write_atomically(curve / f"{role}.public", f"{public}\n".encode())
+        write_atomically(curve / f"{role}.secret", f"{secret}\n".encode())
+    signer = certificates.authority()
+    _write_identity(tls, "authority", signer)
+    _write_identity(tls, "server", certificates.server(signer, list(dict.fromkeys(hosts))))
+    for name in simulators:
+        _write_identity(tls, name, certificates.client(signer, name))
+    write_atomically(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
+    _write_lists(directory, {**{kind: list(roles) for kind, roles in CONNECTIONS.items()}, SIMULATORS: [*simulators]})
+
+
+def _write_identity(folder: Path, name: str, identity: Identity) -> None:
+    write_atomically(folder / f"{name}.key", identity.key_pem)  # mode 600, as all that is written so
+    write_atomically(folder / f"{name}.pem", identity.pem)
+
+
+def _write_lists(directory: Path, lists: dict[str, list[str]]) -> None:
+    text = yaml.safe_dump(lists, sort_keys=False, default_flow_style=None)
+    write_atomically(directory / "allowed.yaml", _HEAD + text.encode())
+
+
+def _signer(tls: Path) -> Identity:
+    pem = read_text(tls / "authority.pem", secret=False).encode()
+    key = read_text(tls / "authority.key", secret=True).encode()
+    try:
+        return certificates.load(pem, key)
+    except ValueError:
+        raise SettingsError(
+            f"got {tls / 'authority.pem'} or its key, which can not be used; expected the authority of these keys; "
+            "copy both from where they were made"
+        ) from None
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise SettingsError(
+                f"got the simulator {name!r}; expected a name of letters, digits, - and _, not one of {_TAKEN}; "
+                "choose another"
+            )
+    if len(set(names)) < len(names):
+        raise SettingsError(f"got {list(names)}; expected each name once; remove what is there twice")
+
+
+def _check_hosts(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if not _HOST.fullmatch(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - refused here
+            raise SettingsError(
+                f"got the host {host!r}; expected a name or an address at which simulators connect; "
+                "name it as they do, without port"
+            )

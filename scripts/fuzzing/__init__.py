@@ -1,4 +1,0 @@
-"""Inputs that nobody would send, for every reader of bytes that strangers or damaged links can reach.
-
-`scripts/fuzz TARGET` runs one; `python -m scripts.fuzzing --help` says how.
-"""

@@ -1,0 +1,1 @@
+"""The commands of `sparring`, a module each."""

@@ -1,0 +1,131 @@
+"""Says what a configuration would run, or all that is wrong with it: `sparring check CONFIG`.
+
+consumes      a YAML file
+produces      a summary, or one line for each problem
+waits for     nothing
+unblocked by  nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.library import files_of, read_any
+from sparring.pipeline.errors import FAILED, SettingsError
+from sparring.pipeline.settings import (
+    BehaviorSettings,
+    Settings,
+    SimulatorSettings,
+    no_device,
+    not_here,
+    read,
+    without_effect,
+)
+from sparring.pipeline.settings.hosts import main as main_host
+from sparring.pipeline.settings.hosts import place
+from sparring.services.process.encryption import add_insecure, exposed, keys_missing, keys_unusable, unprotected
+
+_MODES = {
+    "overlap": "one buffer is collected while the last one trains",
+    "lockstep": "collecting and training take turns; the same seed gives the same weights",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command line of `sparring check`."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    add_insecure(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks a file.
+
+    Args:
+        args: as `add_arguments` declares them.
+
+    Returns:
+        0 if the file is valid, else 1.
+    """
+    try:
+        loaded = read(args.config)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
+        sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
+        return FAILED
+    lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
+    sys.stdout.write("\n".join([f"{args.config}: valid", *lines]) + "\n")
+    return 0
+
+
+def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
+    """What would run, line by line."""
+    yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
+    for name, behavior in settings.behaviors.items():
+        yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
+    if settings.unnamed is not None:
+        other = "any other behavior" if settings.behaviors else "any behavior"
+        yield f"{other} that a simulator names: {_behavior(settings.unnamed)}"
+    for simulator in settings.launched:
+        yield f"simulator: {_simulator(simulator)}" + (f", on {simulator.host}" if simulator.host else "")
+    if not settings.launched:
+        yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
+    for name, host in settings.pipeline.hosts.items():
+        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
+    for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
+        yield f"not found: {line}"
+    if refused := no_device(settings):
+        yield f"not usable: {refused}"
+    for line in without_effect(settings):
+        yield f"without effect: {line}"
+    for line in unprotected(settings, insecure=insecure):
+        yield f"warning: {line}"
+
+
+def unreadable(settings: Settings) -> Iterator[str]:
+    """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    hosts = settings.pipeline.hosts
+    for section, behavior in settings.sections.items():
+        if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
+            continue  # read where the learner is
+        gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
+        wanted = {"reward_signals.gail": gail, "behavioral_cloning": cloning}
+        for key, demonstrations in wanted.items():
+            if demonstrations is None:
+                continue
+            try:
+                for file in files_of(Path(demonstrations.demo_path)):
+                    read_any(file, demonstrations.demo_actions)
+            except RecordingError as error:
+                yield f"{section}.{key}.demo_path: {error}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line on its own."""
+    parser = argparse.ArgumentParser(prog="sparring check", description="Check a configuration.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def _behavior(behavior: BehaviorSettings) -> str:
+    parameters = behavior.hyperparameters
+    return (
+        f"{behavior.trainer_type}, {behavior.max_steps:,} steps, updates of {parameters.buffer_size:,} steps "
+        f"in {parameters.num_epoch} x minibatches of {parameters.batch_size:,}"
+    )
+
+
+def _simulator(simulator: SimulatorSettings) -> str:
+    if simulator.command is not None:
+        return f"{simulator.count} x {' '.join(simulator.command)}"
+    if simulator.name == "unity":
+        build = simulator.options.get("path")
+        return f"{simulator.count} x Unity build {build}" if build else "the Unity editor, when Play is pressed"
+    options = "".join(f", {key} {value}" for key, value in simulator.options.items())
+    areas = "1 area" if simulator.areas == 1 else f"{simulator.areas} areas"
+    return f"{simulator.count} x {simulator.name} with {areas}{options}"

@@ -1,0 +1,73 @@
+"""`sparring compliance -- CMD ...`: examines a foreign simulator against the protocol.
+
+| consumes | produces | waits for | unblocked by |
+|---|---|---|---|
+| a command that starts a simulator | one verdict per rule | each answer of the simulator | the answer, or `--timeout` |
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from sparring.pipeline.compliance.rules import Verdict, check_simulator
+from sparring.pipeline.errors import FAILED, SettingsError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("--episodes", type=int, default=3, metavar="N", help="ended episodes to play for (default 3)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer of the simulator (default 10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- CMD ...",
+        help="starts the simulator; {address} in it is replaced, SPARRING_ADDRESS holds the address",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examines the simulator and prints the verdicts; 0 where no rule failed.
+
+    Raises:
+        SettingsError: there is no command, it can not be started, or a number makes no sense.
+    """
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command or args.episodes < 1 or args.timeout <= 0:
+        raise SettingsError(
+            f"got command {command}, --episodes {args.episodes}, --timeout {args.timeout:g}; expected a command, "
+            "1 episode or more and a positive timeout; write: sparring compliance -- CMD ..."
+        )
+    try:
+        verdicts = check_simulator(command, episodes=args.episodes, timeout_s=args.timeout)
+    except OSError as error:
+        raise SettingsError(
+            f"got {error} on starting {command}; expected a simulator's command; correct it after --"
+        ) from error
+    sys.stdout.write(as_json(verdicts) if args.json else as_text(verdicts))
+    return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
+
+
+def as_text(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts as lines for a reader."""
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{verdict.status}  {verdict.rule:<15} {verdict.sentence}")
+        if verdict.status == "SKIP":
+            lines.append(f"      because  {verdict.got}")
+        elif verdict.status != "PASS":
+            lines += [f"      {part:<8} {getattr(verdict, part)}" for part in ("got", "expected", "remedy")]
+    counts = [(status, sum(v.status == status for v in verdicts)) for status in ("PASS", "FAIL", "WARN", "SKIP")]
+    lines.append(", ".join(f"{count} {status}" for status, count in counts))
+    return "\n".join(lines) + "\n"
+
+
+def as_json(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts as a JSON list of objects, one per rule."""
+    return json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"

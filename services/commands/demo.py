@@ -1,0 +1,99 @@
+"""`sparring demo info PATH...`: what files of recorded episodes hold."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.library import describe, files_of, read_any
+from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions
+from sparring.pipeline.errors import SettingsError
+
+_BESIDE: Final[dict[ActionsOf, str]] = {
+    "previous": "the action beside an observation is that of the decision before",
+    "own": "the action beside an observation is its own",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    what = parser.add_subparsers(dest="what", required=True, metavar="info")
+    info = what.add_parser(
+        "info", help="show specs, episodes, returns and lengths", description="Shows what files hold."
+    )
+    info.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="files of recorded episodes, .demo files, or folders of them",
+    )
+    info.add_argument(
+        "--demo-actions",
+        choices=get_args(DemoActions),
+        default="auto",
+        help="whose action stands beside an observation in .demo files: that of the decision before, or its own",
+    )
+    info.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows what each file holds; 0.
+
+    Raises:
+        SettingsError: a path holds no recorded episodes, or a file can not be read; nothing is shown.
+    """
+    try:
+        files = [file for path in args.paths for file in files_of(path)]
+        found = [{"file": str(file)} | describe(read_any(file, args.demo_actions)) for file in files]
+    except RecordingError as error:
+        raise SettingsError(str(error)) from error
+    if args.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return 0
+    console = Console(file=sys.stdout)
+    for one in found:
+        console.print(_table(one))
+    return 0
+
+
+def _table(one: Mapping[str, Any]) -> Table:
+    table = Table(title=one["file"], title_justify="left", show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for what, value in _rows(one):
+        table.add_row(what, value)
+    return table
+
+
+def _rows(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "behavior", one["behavior"]
+    for seen in one["observations"]:
+        shape = " x ".join(map(str, seen["shape"]))
+        yield "observation", f"{seen['name']}: {seen['kind']}, {shape}, {seen['dtype']}"
+    actions = one["actions"]
+    parts = [f"{actions['continuous']} continuous"] if actions["continuous"] else []
+    parts += [f"branches of {', '.join(map(str, actions['discrete']))}"] if actions["discrete"] else []
+    yield "actions", "; ".join(parts)
+    if placed := one.get("demo_actions"):
+        yield "demo_actions", f"{placed['actions']}: {_BESIDE[placed['actions']]} ({placed['evidence']})"
+    yield "episodes", str(one["episodes"])
+    yield "steps", str(one["steps"])
+    for what, name in (("returns", "return"), ("group_returns", "group return"), ("lengths", "length")):
+        if what in one:
+            yield name, _spread(one[what])
+    if "terminated" in one:
+        yield "terminated", f"{one['terminated']:.0%} of the episodes"
+
+
+def _spread(one: Mapping[str, float | None]) -> str:
+    deviation = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
+    return f"mean {one['mean']:.4g}{deviation}, from {one['min']:.4g} to {one['max']:.4g}"

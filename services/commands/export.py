@@ -1,0 +1,130 @@
+"""`sparring export RUN`: trained policies as files for games and other programs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sparring.pipeline.errors import FAILED, CheckpointError, SettingsError
+from sparring.pipeline.export.checkpoints import FORMATS, SUFFIXES, ExportError, Format, export
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, load
+from sparring.services.commands.runs import add_run, find
+
+_KEPT: Final = "checkpoint-"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    add_run(parser)
+    parser.add_argument("--behavior", help="name of one behavior (default: all)")
+    parser.add_argument("--checkpoint", metavar="NAME", help="name of a checkpoint's folder (default: the newest)")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="onnx",
+        help="onnx for Unity (default); torchscript or torch_export for PyTorch; safetensors for weights alone",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: that of the run)")
+    parser.add_argument("--attached", action="store_true", help="end at once when standard input closes")
+    parser.add_argument("--prune", action="store_true", help="remove exports of checkpoints that are gone")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports a checkpoint of each behavior.
+
+    Returns:
+        0 if all were exported, 1 if one could not be.
+
+    Raises:
+        SettingsError: there is no such run, behavior or checkpoint.
+    """
+    if args.attached:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run that this belongs to
+        threading.Thread(target=_end_at_close, name="standard input", daemon=True).start()
+    given = find(args.run, args.results_dir)
+    run_folder, out = given.absolute(), args.out or given
+    failed = False
+    for behavior, checkpoint in _chosen(run_folder, args.behavior, args.checkpoint).items():
+        folder = CheckpointFolder(run_folder, behavior)
+        try:
+            _export(folder, checkpoint, out, args.format, named=args.checkpoint is not None)
+        except (ExportError, CheckpointError, OSError) as error:
+            sys.stderr.write(f"sparring export: {behavior}: {error}\n")
+            failed = True
+        if args.prune:
+            _prune(folder, out)
+    return FAILED if failed else 0
+
+
+def _end_at_close() -> None:
+    """Ends this process when whoever started it is gone."""
+    with contextlib.suppress(OSError):
+        os.read(0, 1)
+    os._exit(1)
+
+
+def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:
+    """The checkpoint of each behavior that is asked for."""
+    there = _checkpoints(directory)
+    if behavior is not None and behavior in there:
+        there = {behavior: there[behavior]}
+    elif behavior is not None or not there:
+        raise SettingsError(
+            f"got {directory} without a checkpoint{f' of {behavior!r}' if behavior else ''}; "
+            f"expected the folder of a run that has trained{f' one of {list(there)}' if there else ''}; "
+            "correct the folder or --behavior, or train first"
+        )
+    found = {one: path for one, paths in there.items() for path in [_first(paths, name)] if path is not None}
+    if not found:
+        shown = {one: [path.name for path in paths] for one, paths in there.items()}
+        raise SettingsError(f"got no checkpoint {name!r} in {directory}; expected one of {shown}; correct --checkpoint")
+    return found
+
+
+def _checkpoints(directory: Path) -> dict[str, list[Path]]:
+    """Those of each behavior that has some, the newest first."""
+    names = {path.parent.parent.name for path in directory.glob("[!.]*/*/state.json")}
+    found = {name: CheckpointFolder(directory, name).newest_first() for name in sorted(names)}
+    return {name: paths for name, paths in found.items() if paths}
+
+
+def _first(paths: Sequence[Path], name: str | None) -> Path | None:
+    return next((path for path in paths if name in (None, path.name)), None)
+
+
+def _export(folder: CheckpointFolder, path: Path, out: Path, kind: Format, *, named: bool) -> None:
+    """Writes the files of a checkpoint and says so: one with its steps where it is named, one without as the newest."""
+    checkpoint = load(path)
+    newest = out / f"{folder.behavior}{SUFFIXES[kind]}"
+    paths = [newest]
+    if named:
+        paths = [_of_steps(folder, out, checkpoint.trained, kind)]
+        kept = [one for one in folder.newest_first() if one.name.startswith(_KEPT)]
+        paths += [newest] if path in (*kept[:1], *folder.newest_first()[:1]) else []
+    done = export(checkpoint, paths, kind)
+    shown = "  ".join(map(str, done.paths))
+    sys.stdout.write(
+        f"{folder.behavior}  {checkpoint.trained} steps  {shown}  {done.size} bytes  "
+        f"largest difference {done.difference:.2g}  {done.seconds:.2f} s\n"
+    )
+
+
+def _of_steps(folder: CheckpointFolder, out: Path, steps: int, kind: Format) -> Path:
+    return out / folder.behavior / f"{folder.behavior}-{steps}{SUFFIXES[kind]}"
+
+
+def _prune(folder: CheckpointFolder, out: Path) -> None:
+    """Removes exports whose checkpoint is not there any more."""
+    steps = {int(path.name.split("-")[1]) for path in folder.newest_first()}
+    for suffix in SUFFIXES.values():
+        for path in (out / folder.behavior).glob(f"*{suffix}"):
+            number = path.stem.removeprefix(f"{folder.behavior}-")
+            if path.stem != number and number.isdigit() and int(number) not in steps:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,288 @@
+"""Runs what a run puts on this machine: `sparring join ADDRESS --host NAME`.
+
+consumes       HostRun and HostOrders from the board "supervisor"; the state of the learners here, for their exports
+produces       processes; HostState on its board
+waits for      the run, then orders
+unblocked by   the main machine
+
+The main machine is where `sparring train` runs: it decides on all starts and restarts. When it is not heard for a few
+seconds, whatever runs here is ended, and this waits for it anew. It ends with 0 at the end of the run, 1 where the run
+has failed or did not begin in time, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import anyio
+import numpy as np
+from anyio import to_thread
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.hosts import HostOrders, HostRun, PartOrder
+from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.monitoring import logs
+from sparring.pipeline.queues.curve import Protection
+from sparring.pipeline.queues.endpoints import is_open
+from sparring.pipeline.queues.interface import Subscription, Transport
+from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.settings import no_device
+from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
+from sparring.services.process.hosting import HostedService, ProcessHost
+from sparring.services.process.machines import SILENT_S, OrderExecutor
+from sparring.services.process.protection import curve, protection
+from sparring.services.process.runtime import Run
+from sparring.services.supervision.exports import Exports
+from sparring.services.supervision.hosts import Processes
+from sparring.services.supervision.ports import SUPERVISOR
+from sparring.services.supervision.topology import RUN_FILE, Topology, joined, load_run, origin_of
+
+_LOOK_S: Final = 0.25
+_EXPORT_S: Final = 60.0
+_BOARD_PACE_S: Final = 0.25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("address", metavar="ADDRESS", help="of the main machine: tcp://HOST:PORT, pipeline.port there")
+    parser.add_argument("--host", required=True, metavar="NAME", help="of this machine in pipeline.hosts")
+    parser.add_argument(
+        "--from", dest="own", metavar="IP", help="own address in pipeline.hosts, where this machine has several"
+    )
+    parser.add_argument("--keys", type=Path, metavar="DIR", help=f"folder of keys (${KEYS_VARIABLE})")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the main machine (600)"
+    )
+    add_insecure(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Takes part in a run to its end.
+
+    Raises:
+        SettingsError: an argument, the keys or the run are no good.
+    """
+    if args.keys is not None:  # for all that is started here, too
+        os.environ[KEYS_VARIABLE] = str(args.keys.absolute())
+    keys = Path(os.environ[KEYS_VARIABLE]) if os.environ.get(KEYS_VARIABLE) else None
+    _check(args.address, keys, insecure=args.insecure)
+    while True:
+        deadline = time.monotonic() + args.timeout
+        status = anyio.run(_take_part, args, keys, deadline, backend_options={"use_uvloop": os.name == "posix"})
+        if status is not None:
+            return status
+
+
+def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
+    try:
+        parts = urlsplit(address)
+        fine = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        fine = False
+    if not fine:
+        raise SettingsError(
+            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` says it when it starts"
+        )
+    if keys is None and not insecure and is_open(address):
+        raise SettingsError(
+            f"got {address} without keys: whoever answers there could start programs here; expected keys; name their "
+            "folder with --keys, or say --insecure"
+        )
+
+
+async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: float) -> int | None:
+    """One stay in a run: its exit status, or None where the main machine was lost."""
+    session = f"host-{args.host}.{secrets.token_hex(4)}"
+    found = await _hear_of_run(args, keys, session, deadline)
+    if isinstance(found, int):
+        return found
+    directory = prepare(args.results_dir.absolute(), args.host, found)
+    topology = joined(directory, args.host)
+    learns = topology.run.playing is None
+    if learns and (refused := await to_thread.run_sync(no_device, topology.run.settings, args.host)):
+        raise refused
+    logs.configure(directory, topology.run.id, f"supervisor-{args.host}", console=True)
+    logs.get().info("joined", folder=str(directory), host=args.host, session=session, notice=True)
+    processes = ProcessHost(directory / "logs")
+    try:
+        protected = protection(topology.run, topology.endpoints, "supervisor", args.host)
+        async with ZmqTransport(topology.endpoints, session, protection=protected) as transport:
+            return await HostSession(topology, processes, session).serve(transport)
+    finally:
+        processes.close()  # whatever still runs ends
+
+
+async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun | int:
+    """Waits for the main machine's word on the run."""
+    endpoints = {SUPERVISOR: args.address}
+    own = None if keys is None else curve(keys, "supervisor", endpoints)
+    protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
+    sys.stdout.write(f"waiting for the run at {args.address}\n")
+    sys.stdout.flush()
+    with anyio.move_on_after(deadline - time.monotonic()):
+        async with ZmqTransport(endpoints, session, protection=protected) as transport:
+            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("board:"))
+            while True:
+                await supervisor.changed()
+                found = supervisor.latest.get("run")
+                if isinstance(found, HostRun):
+                    return found
+    sys.stderr.write(
+        f"sparring: got no word from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
+        f"{args.host!r}; start `sparring train` there, or correct the address\n"
+    )
+    return 1
+
+
+def prepare(results: Path, host: str, found: HostRun) -> Path:
+    """The run's folder on this machine, with what the main one has sent.
+
+    Args:
+        results: folder of runs.
+        host: this machine.
+        found: what was sent.
+
+    Raises:
+        SettingsError: another run is in it, or the run does not know this host.
+    """
+    content = found.content.tobytes()
+    results.mkdir(parents=True, exist_ok=True)
+    run, origin = _read(content, results)
+    if host not in run.hosts:
+        raise SettingsError(
+            f"got the host {host!r}; expected one of {', '.join(run.hosts)}; correct --host, or pipeline.hosts"
+        )
+    directory = results / run.id
+    if directory.parent != results:
+        raise SettingsError(f"got the run id {run.id!r}; expected one without /; choose another with --run-id")
+    if directory.exists() and any(directory.iterdir()) and origin_of(directory) != origin:
+        raise SettingsError(
+            f"got {directory}, which holds another run; expected a new folder, or that of this run; remove it, or "
+            "choose another with --results-dir"
+        )
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    for name, octets in found.files.items():
+        _write(directory, PurePosixPath(name), octets)
+    write_atomically(directory / RUN_FILE, content)
+    return directory
+
+
+def _read(content: bytes, folder: Path) -> tuple[Run, str]:
+    """The run in a file's content, and what tells it from others."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".joining-") as name:
+        (Path(name) / RUN_FILE).write_bytes(content)
+        return load_run(Path(name))[0], origin_of(Path(name))
+
+
+def _write(directory: Path, path: PurePosixPath, octets: np.ndarray[Any, Any]) -> None:
+    if path.is_absolute() or ".." in path.parts:
+        raise SettingsError(f"got a file for {path}; expected one within the run's folder; use the same version on all")
+    target = directory / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, octets.tobytes())
+
+
+class HostSession:
+    """One stay of this machine in a run.
+
+    Args:
+        topology: of the run.
+        processes: starts what runs here.
+        session: name of the stay.
+    """
+
+    def __init__(self, topology: Topology, processes: ProcessHost, session: str) -> None:
+        self._topology = topology
+        self._processes = processes
+        self._services = Processes(topology, processes)
+        self._session = session
+        self._log: Any = logs.get()
+        wanted = topology.run.settings.pipeline.export and topology.run.playing is None
+        self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
+
+    async def serve(self, transport: Transport) -> int | None:
+        """Carries out orders until the run is over: its exit status, or None where the main machine was lost."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_at_signal, tasks)
+            board = await transport.board(f"host-{self._topology.host}")
+            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("board:"))
+            orderly = OrderExecutor(self._session, self._start, partial(board.publish, "state"), tasks)
+            tasks.start_soon(self._export, transport)
+            status = await self.follow(supervisor, orderly)
+            if status is not None and self._exports is not None:
+                await self._exports.finish(_EXPORT_S)
+            tasks.cancel_scope.cancel()
+            return status
+        return 1  # a signal
+
+    async def follow(self, supervisor: Subscription, orderly: OrderExecutor) -> int | None:
+        """Hands orders on until the run is over: its exit status, or None where the main machine was lost."""
+        began, leader = time.monotonic(), ""
+        while not orderly.over:
+            with anyio.move_on_after(_LOOK_S):
+                await supervisor.changed()
+            leader = leader or supervisor.publisher
+            if supervisor.publisher != leader:  # started anew before it was missed: its orders are not for this stay
+                self._log.warning("main_machine_started_anew", notice=True)
+                return None
+            orders = supervisor.latest.get(f"orders:{self._topology.host}")
+            if isinstance(orders, HostOrders):
+                orderly.follow(orders)
+            silent_s = min(supervisor.heard_age, time.monotonic() - began)
+            if silent_s > SILENT_S:
+                self._log.warning("main_machine_lost", seconds=round(silent_s, 1), notice=True)
+                return None
+        self._log.info("run_ended", status=orderly.over, notice=True)
+        return 1 if orderly.over == "failed" else 0
+
+    def _start(self, name: str, order: PartOrder) -> HostedService:
+        """Starts a service or simulator."""
+        plan = next((plan for plan in self._topology.services if plan.name == name), None)
+        if plan is not None:
+            hosted = self._services.service(plan, order.start, first=order.first)
+        else:
+            simulator = next(plan for plan in self._topology.simulators if plan.name == name)
+            hosted = self._processes.watched(name, simulator.command, simulator.environment)
+        self._log.info("started", part=name, start=order.number, pid=hosted.pid)
+        return hosted
+
+    async def _export(self, transport: Transport) -> None:
+        """Has the checkpoints of learners here exported."""
+        exports = self._exports
+        topology = self._topology
+        here = [name for name in topology.run.learners if topology.place(f"learning-{name}") == topology.host]
+        if exports is None or not here:
+            return
+        boards = {name: await transport.subscribe(f"learning-{name}", _BOARD_PACE_S) for name in here}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(exports.run)
+            for name, board in boards.items():
+                tasks.start_soon(_saw, exports, name, board)
+
+
+async def _saw(exports: Exports, name: str, board: Subscription) -> None:
+    while True:
+        await board.changed()
+        state = board.latest.get("state")
+        if isinstance(state, LearnerState):
+            exports.saw(name, state.checkpoint)
+
+
+async def _end_at_signal(tasks: Any) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            logs.get().info("stopping", cause="signal", notice=True)
+            tasks.cancel_scope.cancel()
+            return

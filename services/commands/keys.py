@@ -1,0 +1,55 @@
+"""Makes the keys of a run that other machines take part in: `sparring keys DIR`.
+
+consumes      nothing
+produces      a folder that `docs/security.md` describes
+waits for     nothing
+unblocked by  nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sparring.pipeline.errors import SettingsError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command line of `sparring keys`."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="folder for the keys: new, unless --add is given")
+    parser.add_argument(
+        "--simulators", nargs="+", default=[], metavar="NAME", help="names of simulators, or how many (none)"
+    )
+    parser.add_argument(
+        "--hosts", default="", metavar="HOST,...", help="where simulators reach the run, beside loopback"
+    )
+    parser.add_argument("--add", action="store_true", help="more simulators for the keys that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the keys.
+
+    Raises:
+        SettingsError: the folder is taken, a name is none, or the extra `keys` is not installed.
+    """
+    try:
+        from sparring.pipeline.security import making
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"got no module {error.name}; expected the extras train and keys; "
+            "install them with `pip install '.[train,keys]'`"
+        ) from None
+    hosts = [host.strip() for host in args.hosts.split(",") if host.strip()]
+    simulators = args.simulators
+    if len(simulators) == 1 and simulators[0].isdecimal():
+        simulators = making.numbered(int(simulators[0]), args.directory if args.add else None)
+    if args.add:
+        if hosts:
+            raise SettingsError("got --add with --hosts; expected new simulators only; make new keys for other hosts")
+        making.add(args.directory, simulators)
+    else:
+        making.make(args.directory, simulators, hosts)
+    said = f": {', '.join(simulators)}" if simulators else ""
+    sys.stdout.write(f"{args.directory}: keys for {len(simulators)} simulators{said}\n")
+    return 0

@@ -1,0 +1,163 @@
+"""Players from checkpoints: of a tournament, and opponents from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER
+from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
+from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.errors import CheckpointError, SettingsError
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.settings import Settings
+
+
+def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
+    """The checkpoints of a behavior in the folder of a run, the oldest first.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    paths = CheckpointFolder(directory.absolute(), behavior).newest_first()[::-1]
+    if not paths:
+        raise SettingsError(
+            f"got no checkpoint of {behavior} in {directory}; expected one at least; train it first, or name a run "
+            "with the same behaviors"
+        )
+    return paths
+
+
+def load_player(path: Path) -> Checkpoint:
+    """A checkpoint that is to play.
+
+    Raises:
+        SettingsError: it is damaged, or not there.
+    """
+    try:
+        return load(path)
+    except (OSError, CheckpointError) as error:
+        raise SettingsError(f"got the checkpoint {path}, which can not be played: {error}") from error
+
+
+def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
+    """The part of a checkpoint that acts."""
+    from sparring.pipeline.export.policy import trained_policy  # torch: most runs take no player from elsewhere
+
+    return PolicyWeights(
+        behavior=checkpoint.behavior,
+        version=checkpoint.version,
+        arrays=trained_policy(checkpoint).actor.arrays(),
+        trained=checkpoint.trained,
+        network=json.dumps(checkpoint.description["network_settings"]),
+    )
+
+
+def write(directory: Path, players: Sequence[Mapping[str, PolicyWeights]]) -> None:
+    """Puts players where coordination looks for them, numbered from 1.
+
+    Args:
+        directory: of the run that they play in.
+        players: weights by behavior name.
+    """
+    folder = Snapshots(directory / PLAYERS_FOLDER)
+    for number, player in enumerate(players, 1):
+        for name, weights in player.items():
+            folder.save(replace(weights, behavior=name, version=number))
+
+
+def write_opponents(directory: Path, settings: Settings, names: Collection[str] | None = None) -> None:
+    """Puts the opponents from elsewhere that self-play asks for into the folder of a run.
+
+    Those of an earlier session keep their numbers; one that is not asked for any more is not drawn again.
+
+    Args:
+        directory: of the run.
+        settings: of the run.
+        names: of the behaviors; None for all.
+
+    Raises:
+        SettingsError: a checkpoint is damaged, not there, or of another behavior.
+    """
+    folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
+    known: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
+    for name, behavior in settings.behaviors.items():
+        if behavior.self_play is None or (names is not None and name not in names):
+            continue
+        own = known.setdefault(name, {})
+        for former in own.values():
+            former["weight"] = 0.0
+        for opponent in behavior.self_play.opponents:
+            if opponent.scripted is not None:
+                entry = {"weight": opponent.weight, "script": opponent.scripted, "path": ""}
+                own[f"simulator/{opponent.scripted}"] = entry
+                continue
+            paths = _expanded(Path(opponent.checkpoint or ""), name, "self_play.opponents")
+            for one in paths:
+                checkpoint = load_player(one)
+                label = f"{one.parent.parent.name}/{one.name}"
+                if own.get(label, {}).get("path", str(one)) != str(one):  # another run folder of the same name
+                    label = str(one)
+                own[label] = {"weight": opponent.weight / len(paths), "script": "", "path": str(one)}
+                folder.save(replace(actor_of(checkpoint), behavior=name, version=list(own).index(label) + 1))
+    if any(known.values()):
+        write_atomically(path, json.dumps(known, indent=2).encode())
+
+
+def copy_initial(directory: Path, settings: Settings, names: Collection[str] | None = None) -> tuple[str, ...]:
+    """Copies what each behavior starts from into the folder of a run: `init_path`, or `initialize_from`.
+
+    Args:
+        directory: of the run.
+        settings: of the run.
+        names: of the behaviors; None for all.
+
+    Returns:
+        A line for each behavior that the run of `initialize_from` does not have.
+
+    Raises:
+        SettingsError: a checkpoint is damaged, or there is none.
+    """
+    kept = settings.checkpoint_settings
+    notes = []
+    for name, behavior in settings.behaviors.items():
+        if names is not None and name not in names:
+            continue
+        if behavior.init_path is not None:
+            path = _expanded(Path(behavior.init_path), name, "init_path")[-1]
+        elif kept.initialize_from is None:
+            continue
+        else:
+            run = Path(kept.results_dir) / kept.initialize_from
+            if run.is_dir() and not CheckpointFolder(run, name).newest_first():
+                notes.append(f"{name} starts from fresh weights: {run} has no checkpoint of it")
+                continue
+            path = _expanded(run / name, name, "initialize_from")[-1]
+        load_player(path)
+        shutil.copytree(path, initial_folder(directory, name), dirs_exist_ok=True)
+    return tuple(notes)
+
+
+def _expanded(path: Path, behavior: str, where: str) -> list[Path]:
+    """The checkpoint at `path`, or all that are in it, the newest last: a folder of checkpoints, or that of a run."""
+    if path.suffix in (".pt", ".onnx", ".nn"):
+        raise SettingsError(
+            f"got {path} under {where} of {behavior}, a file that others write; expected the folder of a checkpoint of "
+            "sparring; train once from fresh weights (a .pt file is a pickle, which could run anything)"
+        )
+    if (path / "state.json").exists():
+        return [path.absolute()]
+    for folder in (path, path / behavior):
+        found = sorted(one.parent for one in folder.glob("*/state.json"))
+        if found:
+            return [one.absolute() for one in found]
+    raise SettingsError(
+        f"got {path} under {where} of {behavior}, which holds no checkpoint; expected the folder of one, "
+        "or of several; correct the path"
+    )

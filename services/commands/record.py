@@ -1,0 +1,364 @@
+"""`sparring record CONFIG`: episodes of one simulator, kept in files as demonstrations.
+
+consumes       Steps of one simulator
+produces       Acts; a file of episodes for each behavior
+waits for      each answer of the simulator
+unblocked by   the answer, the simulator's Bye or its end, `--timeout`, Ctrl-C
+
+A trainer of its own, without learning and without other services. It acts with a checkpoint, asks the simulator to play
+by a script of its own, or leaves the play to a person; the simulator then says what was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sparring.pipeline.compliance.peer import ConversationStopped, TrialConnection
+from sparring.pipeline.demonstrations.episodes import SUFFIX, encode
+from sparring.pipeline.demonstrations.library import describe
+from sparring.pipeline.demonstrations.tape import Tape
+from sparring.pipeline.errors import FAILED, RemoteProtocolError, ServiceError, SettingsError, SparringError
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.messages.simulator import (
+    VERSION,
+    Act,
+    BehaviorActions,
+    BehaviorReport,
+    Behaviors,
+    Bye,
+    Fault,
+    Hello,
+    Reset,
+    Step,
+    Welcome,
+)
+from sparring.pipeline.settings import Overrides, Settings, not_here, read
+from sparring.pipeline.settings.parameters import in_lessons
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.parameters import RunParameters
+from sparring.pipeline.stepping.validation import check_report, check_unique
+from sparring.services.commands.record_actors import CheckpointActor, RecordingActor, SimulatorActor
+from sparring.services.commands.record_simulator import LoneSimulator, lone_simulator
+from sparring.services.endpoint.admission import fault_of
+
+_MANUAL_S: Final = 3600.0
+"""A person may pause a game."""
+_LAST_WORDS_S: Final = 3.0
+_SAID_EVERY_S: Final = 1.0
+_CODES: Final = {"decoding": "malformed", "order": "unexpected_message"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("config", type=Path, help="configuration file (YAML); of its simulators the first is started")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run folder"
+    )
+    how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
+    how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which says what was done")
+    parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
+    parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
+    parser.add_argument(
+        "--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="record these only (all)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: drawn, and said)")
+    parser.add_argument("--deterministic", action="store_true", help="with --policy: the most likely actions")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds for each answer of the simulator (pipeline.simulator_timeout_s; with --manual an hour)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Records episodes and says what they came to.
+
+    Returns:
+        0 if all episodes were recorded; with --manual also if the person ended the play after at least one; else 1.
+
+    Raises:
+        SettingsError: the configuration or an argument is no good, or the simulator does not offer what is asked for.
+        SparringError: a failure at run time; the episodes that had ended by then are written.
+    """
+    settings, seed = _settings(args)
+    timeout_s = args.timeout or (_MANUAL_S if args.manual else settings.pipeline.simulator_timeout_s)
+    actor = CheckpointActor(args.policy, seed, args.deterministic) if args.policy else SimulatorActor(args.script or "")
+    session = _Session(args, actor)
+    failure: SparringError | None = None
+    try:
+        with lone_simulator(settings, seed) as simulator:
+            _say(f"seed {seed}")
+            if simulator.process is None:
+                _say(f"waiting for a simulator at {simulator.address}")
+            limit = timeout_s if simulator.process is not None else args.timeout
+            peer = TrialConnection(simulator.accept(limit), timeout_s, time.monotonic)
+            _converse(session, peer, settings, seed, simulator)
+    except KeyboardInterrupt:
+        _say("stopped by the user")
+    except SettingsError:
+        raise
+    except SparringError as error:
+        failure = error
+    written = session.write()
+    if failure is not None:
+        raise failure
+    return 0 if session.complete or (args.manual and written) else FAILED
+
+
+def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
+    """The configuration, and the seed."""
+    if args.episodes < 1 or (args.timeout is not None and args.timeout <= 0):
+        raise SettingsError(
+            f"got --episodes {args.episodes} and --timeout {args.timeout}; expected at least 1, and more than 0 "
+            "seconds; give other numbers"
+        )
+    if args.deterministic and not args.policy:
+        raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
+    if args.policy is not None and not args.policy.exists():
+        raise SettingsError(
+            f"got --policy {args.policy}, which is not there; expected a checkpoint or the folder of a run; correct it"
+        )
+    loaded = read(args.config, Overrides(seed=args.seed))
+    for notice in loaded.notices:
+        sys.stderr.write(f"sparring: {notice}\n")
+    if missing := not_here(loaded.settings):
+        raise SettingsError("got " + "; ".join(missing))
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"got --out {args.out}: {error.strerror}; expected a folder; name another") from error
+    seed = loaded.settings.seed
+    return loaded.settings, seed if seed >= 0 else random.SystemRandom().randrange(2**31)
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+class _Session:
+    """The behaviors that the simulator has, and the tapes of those that are recorded.
+
+    Args:
+        args: of the command.
+        actor: answers.
+    """
+
+    def __init__(self, args: argparse.Namespace, actor: RecordingActor) -> None:
+        self._args = args
+        self._actor = actor
+        self._ids: dict[str, BehaviorSpec] = {}
+        self._names: dict[str, BehaviorSpec] = {}
+        self._tapes: dict[str, Tape] = {}
+        self._sequence = 0
+        self._said = (0, time.monotonic())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes have ended."""
+        return bool(self._tapes) and all(tape.complete for tape in self._tapes.values())
+
+    def meet(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
+        """Takes in behavior ids with their specs.
+
+        Raises:
+            SettingsError: one is not to be recorded so.
+            RemoteProtocolError: two specs for one name.
+        """
+        for text, spec in behaviors.items():
+            name = BehaviorId.parse(text).name
+            if self._names.get(name, spec) != spec:
+                raise RemoteProtocolError(
+                    "specs", got=f"two specs for {name!r}", expected="one for all teams", remedy="name one differently"
+                )
+            self._ids[text] = spec
+            if name not in self._names:
+                self._names[name] = spec
+                recorded = not self._args.behavior or name in self._args.behavior
+                self._actor.meet(name, spec, scripts.get(name, ()), recorded=recorded)
+                if recorded:
+                    self._tapes[name] = Tape(name, spec, self._args.episodes)
+        if unknown := sorted(set(self._args.behavior) - self._names.keys()):
+            raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(self._names)}; correct the name")
+        there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
+        if there and not self._args.force:
+            raise SettingsError(
+                f"got {', '.join(there)}, which would be replaced; expected new files; name another --out, or --force"
+            )
+
+    def answer(self, step: Step) -> Act:
+        """Records a Step and answers it.
+
+        Raises:
+            RemoteProtocolError: it contradicts the specs, or the agents alive.
+            SettingsError: it does not say what was done.
+        """
+        if step.sequence != self._sequence:
+            raise _wrong("sequence", f"Step {step.sequence}", f"Step {self._sequence}", "count the Steps from 0")
+        self._sequence += 1
+        seen: set[str] = set()
+        actions = []
+        for report in step.reports:
+            if report.behavior not in self._ids or report.behavior in seen:
+                code = "duplicate_behavior" if report.behavior in seen else "unknown_behavior"
+                expected, remedy = f"each of {sorted(self._ids)} at most once", "name it in Hello or Behaviors first"
+                raise _wrong(code, f"a report of {report.behavior!r}", expected, remedy)
+            seen.add(report.behavior)
+            answer = self._answered(report)
+            if answer is not None:
+                actions.append(answer)
+        self._tell()
+        return Act(sequence=step.sequence, actions=tuple(actions))
+
+    def _answered(self, report: BehaviorReport) -> BehaviorActions | None:
+        check_report(report, self._ids[report.behavior])
+        for what, rows in (("decisions", report.decisions), ("ends", report.ends)):
+            if rows is not None:
+                check_unique(report.behavior, what, rows.agents)
+        name = BehaviorId.parse(report.behavior).name
+        tape = self._tapes.get(name)
+        if tape is not None:
+            tape.report(report)
+            if tape.untold and self._args.policy is None:
+                how = "--manual" if self._args.manual else f"--script {self._args.script}"
+                raise SettingsError(
+                    f"got {how}, and outcomes of {name} that do not say what was done; expected did_continuous and "
+                    "did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
+                    "record with --policy"
+                )
+        answer = self._actor.act(name, report)
+        if tape is not None and answer is not None:
+            tape.answer(answer)
+        return answer
+
+    def _tell(self) -> None:
+        """Says how far it is, now and then."""
+        ended, now = sum(tape.episodes for tape in self._tapes.values()), time.monotonic()
+        if ended > self._said[0] and now - self._said[1] > _SAID_EVERY_S:
+            self._said = (ended, now)
+            _say(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
+
+    def write(self) -> bool:
+        """Writes what has ended, and says what it came to; returns whether each behavior has an episode at least.
+
+        Raises:
+            ServiceError: a file can not be written.
+        """
+        for name, tape in self._tapes.items():
+            if tape.unfinished:
+                _say(f"{name}: {tape.unfinished} episodes had not ended and are left out")
+            if not tape.episodes:
+                _say(f"{name}: no episode has ended, no file is written")
+                continue
+            recording = tape.recording()
+            try:
+                write_atomically(self._file(name), encode(recording))
+            except OSError as error:
+                raise ServiceError(
+                    f"got {self._file(name)}, which can not be written ({error.strerror}); expected room in a folder; "
+                    "make some, or name another with --out"
+                ) from error
+            _say(_summary(name, describe(recording), self._file(name)))
+        return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
+
+    def _file(self, name: str) -> Path:
+        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that can not be a file's
+        return folder / f"{name}-00001{SUFFIX}"
+
+
+def _summary(name: str, found: Mapping[str, Any], path: Path) -> str:
+    text = f"{name}: {found['episodes']} episodes, {found['steps']} steps"
+    for what in ("returns", "group_returns"):
+        if what in found:
+            one = found[what]
+            spread = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
+            called = "mean return" if what == "returns" else "mean group return"
+            text += f"; {called} {one['mean']:.4g}{spread}, from {one['min']:.4g} to {one['max']:.4g}"
+    return f"{text}; {path}"
+
+
+# ---------------------------------------------------------------- the conversation
+
+
+def _converse(
+    session: _Session, peer: TrialConnection, settings: Settings, seed: int, simulator: LoneSimulator
+) -> None:
+    """Plays until all is recorded, or the simulator says Bye.
+
+    Raises:
+        SettingsError: the simulator can not do what was asked for.
+        RemoteProtocolError: it broke the protocol; it was told so.
+        ServiceError: it is gone, or did not answer in time.
+    """
+    try:
+        _play(session, peer, settings, seed)
+        _part(peer, Bye(reason="the recording is over"))
+        peer.closes()
+        simulator.end(_LAST_WORDS_S)
+    except RemoteProtocolError as error:
+        _part(peer, fault_of(error))
+        raise
+    except ConversationStopped as stopped:
+        found = stopped.finding
+        if stopped.rule:
+            fault = Fault(code=_CODES[stopped.rule], got=found.got, expected=found.expected, remedy=found.remedy)
+            _part(peer, fault)
+        ended = f" (the simulator ended: {how})" if (how := simulator.end(_LAST_WORDS_S)) else ""
+        raise ServiceError(f"got {found.got}{ended}; expected {found.expected}; {found.remedy}") from stopped
+    except BaseException:
+        _part(peer, Bye(reason="the recording was stopped"))
+        raise
+    finally:
+        peer.drop()
+
+
+def _reset(settings: Settings, seed: int) -> Reset:
+    """A run's first Reset; of a curriculum, the first lesson."""
+    told = RunParameters(in_lessons(settings.environment_parameters), seed).all(0)
+    return Reset(parameters=told.parameters, samplers=told.samplers, seed=seed)
+
+
+def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: int) -> None:
+    hello: Hello = peer.expect(Hello)
+    if hello.version != VERSION:
+        raise _wrong("version", f"protocol version {hello.version}", str(VERSION), "use a client of the same version")
+    session.meet(hello.behaviors, hello.scripts)
+    times = settings.pipeline
+    peer.send(
+        Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
+    )
+    peer.send(_reset(settings, seed % 2**31))
+    while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
+        if isinstance(message, Behaviors):
+            session.meet(message.behaviors, hello.scripts)
+            continue
+        act = session.answer(message)
+        if session.complete:
+            return
+        peer.send(act)
+    _say(f"the simulator said Bye ({message.reason})")
+
+
+def _part(peer: TrialConnection, last: Bye | Fault) -> None:
+    """Says a last word, if there is still someone to hear it."""
+    if peer.state not in ("closed", "parting"):
+        with contextlib.suppress(ConversationStopped):
+            peer.send(last)
+
+
+def _wrong(code: str, got: str, expected: str, remedy: str) -> RemoteProtocolError:
+    return RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

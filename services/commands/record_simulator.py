@@ -1,0 +1,136 @@
+"""One simulator by itself: its process, and its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+
+from sparring.pipeline.errors import ServiceError, SettingsError
+from sparring.pipeline.queues.endpoints import is_open
+from sparring.pipeline.settings import Settings
+from sparring.services.process.encryption import exposed
+from sparring.services.process.hosting import Process, ProcessHost
+from sparring.services.supervision.topology import build
+
+_GRACE_S: Final = 5.0
+"""From the request to end to the end by force."""
+
+
+class LoneSimulator:
+    """A simulator that was started, or one that dials in.
+
+    Args:
+        address: where it connects.
+        listener: there.
+        process: None for one that dials in.
+
+    Attributes:
+        address: as given.
+        process: as given.
+    """
+
+    def __init__(self, address: str, listener: socket.socket, process: Process | None) -> None:
+        self.address = address
+        self.process = process
+        self._listener = listener
+        self._how = ""
+        self._woken, self._waker = socket.socketpair()
+        self._waiter = threading.Thread(target=self._wait, name="end of the simulator", daemon=True)
+        if process is not None:
+            self._waiter.start()
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        self._how = anyio.run(self.process.wait) or "in order"
+        self._waker.close()
+
+    def end(self, timeout_s: float) -> str:
+        """How its process has ended; "" where it still runs after `timeout_s`, or was not started here."""
+        if self.process is not None:
+            self._waiter.join(timeout_s)
+        return self._how
+
+    def accept(self, timeout_s: float | None) -> socket.socket:
+        """Its connection; others are refused from then on.
+
+        Raises:
+            ServiceError: it ended before, or did not connect in time.
+        """
+        ready, _, _ = select.select([self._listener, self._woken], [], [], timeout_s)
+        if self._listener not in ready:
+            got = f"a simulator that ended before it connected ({self._how})" if ready else "no connection in time"
+            raise ServiceError(
+                f"got {got}; expected one at the address in $SPARRING_ADDRESS; look at what the simulator says, or "
+                "raise --timeout"
+            )
+        connected, _ = self._listener.accept()
+        self._listener.close()
+        return connected
+
+    def close(self) -> None:
+        """Ends it."""
+        self._listener.close()
+        if self.process is not None:
+            if not self._how:
+                self.process.stop()
+                self._waiter.join(_GRACE_S)
+                self.process.kill()
+            self._waiter.join()
+        self._waker.close()
+        self._woken.close()
+
+
+@contextlib.contextmanager
+def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
+    """The first simulator of a configuration, started as the supervisor does; without one, whichever dials in."""
+    topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
+    plan = next(iter(topology.simulators), None)
+    address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
+    if is_open(address):
+        raise SettingsError(
+            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, as "
+            "what is recorded is not encrypted; set pipeline.address to one"
+        )
+    if lines := exposed(topology.run.settings, insecure=False):
+        raise SettingsError("\n".join(lines))
+    listener = _listen(address)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        process = None
+        if plan is not None:
+            host = ProcessHost(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-"))))
+            stack.callback(host.close)
+            clear = {"SPARRING_KEYS": "", "SPARRING_NAME": ""}
+            process = host.watched(plan.name, plan.command, {**plan.environment, **clear})
+        simulator = LoneSimulator(address, listener, process)
+        stack.callback(simulator.close)
+        yield simulator
+
+
+def _listen(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    try:
+        if parts.scheme == "unix":
+            path = Path(parts.path)
+            path.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(1)
+            return listener
+        family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+        return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
+    except OSError as error:
+        raise SettingsError(
+            f"got {address} for the simulator, which can not be used ({error.strerror}); expected a free address; "
+            "stop what uses it, or set pipeline.address to another"
+        ) from error

@@ -1,0 +1,112 @@
+"""`sparring service NAME --run DIR`: one service of a run, alone: for the supervisor, systemd or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import secrets
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from sparring.pipeline.errors import FAILED, NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
+from sparring.pipeline.monitoring import logs
+from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.services.process.protection import protection
+from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
+from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("name", help="stepping-0, assembly, coordination, learning-NAME or monitor")
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
+    parser.add_argument("--start", help="name of this start (default: drawn)")
+    parser.add_argument("--cores", help="processor cores to run on, as 0,1 (default: all)")
+    parser.add_argument("--first", action="store_true", help="the run has just begun: go on from nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the service until SIGTERM or SIGINT.
+
+    Raises:
+        SparringError: the run's folder can not be read, or the service can not work.
+    """
+    directory = args.run.absolute()
+    prepared, endpoints = load_run(directory)
+    plan = plan_of(prepared, args.name)
+    if args.cores:
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    if os.name == "posix":
+        os.nice(plan.niceness)
+    bounds = prepared.settings.pipeline.logs
+    logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
+    start = args.start or own_start(plan.name)
+    try:
+        protected = protection(prepared, endpoints, plan.name)
+        serve = partial(_serve, plan, prepared, ZmqTransport(endpoints, start, protection=protected), first=args.first)
+        anyio.run(serve, backend_options={"use_uvloop": os.name == "posix"})
+    except Exception as failure:
+        error = first_failure(failure)
+        known = isinstance(error, SparringError)
+        logs.get().error("failed", error=str(error), exc_info=None if known else failure)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if isinstance(error, NoRoom):
+            return NO_ROOM
+        return UNUSABLE if known else FAILED
+    return 0
+
+
+def own_start(name: str) -> str:
+    """A start's name where no supervisor gives one: its number is the time, so that a later start has a higher one."""
+    return f"{name}.{secrets.token_hex(4)}-{time.time_ns()}"
+
+
+async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, first: bool) -> None:
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_at_signal, stop)
+        async with connected as transport:
+            context = Context(
+                run=prepared,
+                service=plan.name,
+                start=transport.start,
+                first=first,
+                transport=transport,
+                stop=stop,
+                log=logs.get(start=transport.start),
+                clock=time.monotonic,
+                reload=partial(_reload, prepared.directory, plan.name, transport),
+            )
+            tasks.start_soon(_count_refusals, context, transport)
+            serve = plan.load()
+            gc.collect()
+            gc.freeze()  # what is imported stays: a full collection need not look at it again
+            gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
+            await serve(context)
+        tasks.cancel_scope.cancel()
+
+
+def _reload(directory: Path, name: str, transport: ZmqTransport) -> Run:
+    """The run as it is now, whose further queues and boards can be opened then."""
+    run, endpoints = load_run(directory)
+    transport.extend(endpoints, protection(run, endpoints, name))
+    return run
+
+
+async def _count_refusals(context: Context, transport: ZmqTransport) -> None:
+    """Publishes how many connections were refused."""
+    while True:
+        context.registry.reach("handshakes_refused", transport.refused)
+        await anyio.sleep(METRICS_INTERVAL_S)
+
+
+async def _stop_at_signal(stop: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            stop.set()

@@ -1,0 +1,108 @@
+"""Where simulators connect: a listening socket, as an anyio listener of byte streams."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import Listener, SocketListener, SocketStream, TaskGroup
+
+from sparring.pipeline.errors import ServiceError
+
+ACCEPTS_PER_S: Final = 500
+"""Connections that are taken per second: each costs the time of an action or two. The others wait in the system's
+queue, those of simulators that are served already do not."""
+_BURST_S: Final = 0.02
+"""After a pause, as many as in this time may come at once: their handshakes are in each other's way, and in others'."""
+_PAUSE_S: Final = 0.1
+"""After a connection that could not be taken: most likely, descriptors have run out."""
+
+
+def allow_descriptors(wanted: int) -> int:
+    """Lets this process open so many descriptors, as far as the system allows; returns how many it may open."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = (soft, hard).count(resource.RLIM_INFINITY)
+    if soft < wanted and not unlimited:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if unlimited else soft
+
+
+class PacedListener(Listener[SocketStream]):
+    """Listens on sockets, and is not ended by a connection that it can not take.
+
+    Args:
+        listeners: on the sockets.
+
+    Attributes:
+        untaken: connections that could not be taken.
+        cause: why not the last of them.
+    """
+
+    def __init__(self, *listeners: SocketListener) -> None:
+        self._listeners = listeners
+        self.untaken = 0
+        self.cause = ""
+
+    async def serve(self, handler: Callable[[SocketStream], Any], task_group: TaskGroup | None = None) -> None:
+        """Starts `handler` with each connection, until cancelled; in `task_group`, where one is given."""
+        async with anyio.create_task_group() as tasks:
+            for listener in self._listeners:
+                tasks.start_soon(self._accept, listener, handler, task_group or tasks)
+
+    async def _accept(self, listener: SocketListener, handler: Callable[[SocketStream], Any], tasks: TaskGroup) -> None:
+        due = anyio.current_time()
+        while True:
+            try:
+                stream = await listener.accept()
+            except anyio.ClosedResourceError:
+                return
+            except (OSError, anyio.BrokenResourceError) as error:
+                self.untaken, self.cause = self.untaken + 1, repr(error.__cause__ or error)
+                await anyio.sleep(_PAUSE_S)
+                continue
+            tasks.start_soon(handler, stream)
+            now = anyio.current_time()
+            due = max(due, now - _BURST_S) + 1 / ACCEPTS_PER_S
+            if due > now:
+                await anyio.sleep(due - now)
+
+    async def aclose(self) -> None:
+        for listener in self._listeners:
+            await listener.aclose()
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        return self._listeners[0].extra_attributes
+
+
+async def listen(address: str) -> Listener[SocketStream]:
+    """Listens on `tcp://HOST:PORT` or `unix:///PATH`.
+
+    Raises:
+        ServiceError: the address is in use or can not be bound.
+    """
+    parts = urlsplit(address)
+    try:
+        if parts.scheme == "unix":
+            path = Path(parts.path)
+            path.unlink(missing_ok=True)  # noqa: ASYNC240 (one system call, before anything else runs)
+            return PacedListener(await anyio.create_unix_listener(path, mode=0o600))
+        several = await anyio.create_tcp_listener(
+            local_host=parts.hostname, local_port=parts.port or 0, reuse_port=False
+        )
+        return PacedListener(*(one for one in several.listeners if isinstance(one, SocketListener)))
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        raise ServiceError(
+            f"got {address!r} for simulators, which {'is in use' if in_use else f'can not be bound ({error})'}; "
+            "expected a free address; stop what uses it, or set pipeline.address to another (port 0 chooses one)"
+        ) from error

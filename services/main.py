@@ -1,0 +1,61 @@
+"""The `sparring` command. Each command's module is imported when it is used: a simulator loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from sparring import __version__
+from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
+from sparring.services.process.lifeline import end_with_supervisor
+
+COMMANDS: Final = {
+    "train": "train from a configuration",
+    "evaluate": "play episodes with a checkpoint and say how good it is",
+    "export": "write trained policies to files for games and other programs",
+    "record": "record episodes of a simulator as demonstrations",
+    "demo": "show what recorded episodes hold",
+    "tournament": "let trained policies play against each other",
+    "check": "check a configuration without running it",
+    "keys": "make keys for a run on several machines",
+    "join": "run what a run puts on this machine",
+    "status": "show how a run stands",
+    "doctor": "say what this machine lacks for a run",
+    "simulator": "run a built-in simulator or a bridge",
+    "service": "run one service of a run alone",
+    "compliance": "check a foreign simulator against the protocol",
+}
+
+
+_MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
+"""Of commands that are stages of a run too."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status: 0 fine, 1 failed, 2 bad input."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
+    parser.add_argument("--version", action="version", version=f"sparring {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in given if not word.startswith("-")), "")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == chosen:
+            if name == "service":  # first: until all it imports is loaded, its supervisor may be gone
+                end_with_supervisor()
+            module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
+            module.add_arguments(command)
+            command.set_defaults(handler=module.run)
+    args = parser.parse_args(given)
+    try:
+        return int(args.handler(args))
+    except Exception as failure:
+        error = first_failure(failure)
+        if not isinstance(error, SparringError):
+            raise
+        bad_input = isinstance(error, SettingsError)
+        sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
+        return BAD_INPUT if bad_input else FAILED

@@ -1,0 +1,250 @@
+"""Where a service runs: as a process of its own, or as a task beside others.
+
+Both hosts start services and simulators and say how they ended. A process holds the reading end of a
+pipe whose writing end only the supervisor has (`services/process/lifeline.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from sparring.pipeline.errors import CAN_NOT_START, NO_ROOM, UNUSABLE, SparringError, first_failure
+from sparring.pipeline.monitoring import logs
+from sparring.services.process.lifeline import PIPE_VARIABLE
+
+PYTHON: Final = (sys.executable, "-P", "-m")
+"""Runs a module without the working directory on its path: what a user keeps there is not imported by accident."""
+SPARRING: Final = (*PYTHON, "sparring")
+"""The `sparring` command as another process."""
+
+_TAIL: Final = 8192
+
+
+class HostedService(Protocol):
+    """Something that runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None for a task."""
+
+    async def wait(self) -> str:
+        """Returns when it has ended: "" in order, else what went wrong."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it ended in a way that a restart can not mend."""
+
+    def stop(self) -> None:
+        """Asks it to end in order."""
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+
+class Process:
+    """A running process.
+
+    Args:
+        process: started, in a session of its own.
+        errors: file that holds its standard error, for the last words.
+        offset: where those of this start begin.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path, offset: int = 0) -> None:
+        self._process = process
+        self._errors = errors
+        self._offset = offset
+        self._asked = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it said that a restart would not help."""
+        return self._process.returncode in (UNUSABLE, NO_ROOM, CAN_NOT_START)
+
+    async def wait(self) -> str:
+        """Returns when it has ended."""
+        status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
+        if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it could listen
+            return ""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        if status == NO_ROOM:
+            how += ", no room on the disk"
+        words = await anyio.to_thread.run_sync(self._last_words)
+        return f"{how}: {words}" if words else how
+
+    def stop(self) -> None:
+        """Sends SIGTERM."""
+        self._asked = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _last_words(self) -> str:
+        """The end of its standard error: the line that names the failure."""
+        text = _end_of(self._errors, self._offset)
+        if text is None:  # it was put aside meanwhile
+            text = (_end_of(self._errors.with_name(f"{self._errors.name}.1")) or "") + (_end_of(self._errors) or "")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def _end_of(path: Path, begin: int = 0) -> str | None:
+    """The last bytes of a file from `begin` on as text; None where it is not there, or shorter."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if size < begin:
+                return None
+            file.seek(max(begin, size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
+
+
+class ProcessHost:
+    """Starts processes that end with this one.
+
+    Args:
+        logs: folder for their standard error.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._reader, self._writer = os.pipe()
+        os.set_inheritable(self._reader, True)
+
+    def close(self) -> None:
+        """Closes the pipe: whatever still runs ends."""
+        for descriptor in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> Process:
+        """Starts `command`.
+
+        Args:
+            name: names the file for its standard error.
+            command: program and arguments.
+            environment: variables beside our own.
+            output: where its standard output goes; None sends it to the same file.
+
+        Raises:
+            OSError: it can not be started.
+        """
+        path = self._logs / f"{name}.stderr"
+        with path.open("ab") as errors:
+            offset = errors.tell()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=errors if output is None else output,
+                stderr=errors,
+                env={**os.environ, **environment, PIPE_VARIABLE: str(self._reader)},
+                pass_fds=(self._reader,),
+                # A group of its own: Ctrl-C is for the supervisor, which stops the others in order. The session stays
+                # the same, because Linux compares niceness only within one (sched_autogroup).
+                process_group=0,
+            )
+        return Process(process, path, offset)
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        """Starts a foreign program under a watcher that ends it when we are gone. Raises as `start`."""
+        watcher = [*PYTHON, "sparring.services.process.watcher", str(self._reader), "--", *command]
+        return self.start(name, watcher, environment)
+
+
+class Task:
+    """A service that runs as a task.
+
+    Args:
+        name: of the service, for its log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.stopping = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
+        self._failure = ""
+        self._hopeless = False
+
+    @property
+    def pid(self) -> int | None:
+        """None: it has no process."""
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it failed with one of our own errors, which the next start would meet again."""
+        return self._hopeless
+
+    async def run(self, work: Callable[[anyio.Event], Awaitable[None]]) -> None:
+        """Runs `work` and keeps how it ended."""
+        try:
+            with self._scope:
+                await work(self.stopping)
+            if self._scope.cancelled_caught:
+                self._failure = "killed"
+        except Exception as error:
+            first = first_failure(error)
+            self._failure = f"{type(first).__name__}: {first}"
+            self._hopeless = isinstance(first, SparringError)
+            if not self._hopeless:  # those of ours say enough in one line, which the supervisor writes
+                logs.get(service=self._name).error("failed", error=str(first), exc_info=first)
+        finally:
+            self._ended.set()
+
+    async def wait(self) -> str:
+        """Returns when it has ended."""
+        await self._ended.wait()
+        return self._failure
+
+    def stop(self) -> None:
+        """Sets its stop signal."""
+        self.stopping.set()
+
+    def kill(self) -> None:
+        """Cancels it."""
+        self._scope.cancel()
+
+
+def start_task(tasks: TaskGroup, name: str, work: Callable[[anyio.Event], Awaitable[None]]) -> Task:
+    """Starts `work`, of the service `name`, as a task of `tasks`."""
+    task = Task(name)
+    tasks.start_soon(task.run, work)
+    return task
+
+
+_LIMITERS: dict[int, anyio.CapacityLimiter] = {}
+
+
+def _waiters() -> anyio.CapacityLimiter:
+    """Waiting for processes must not use up the threads of others."""
+    return _LIMITERS.setdefault(os.getpid(), anyio.CapacityLimiter(1000))

@@ -1,0 +1,270 @@
+"""What a service gets from whoever starts it: run, transport, clocks, stop signal, numbers.
+
+A service is a function `run(context)` that returns when `context.stop` is set and what it holds is
+handed on. It takes time, randomness and threads only from its context, so that the same function
+runs as a process over ZeroMQ, in one process over memory, and under a virtual clock in a test.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.abc import Listener, TaskGroup
+
+from sparring.pipeline.errors import Closed, ServiceError
+from sparring.pipeline.messages.service import Metrics, RunState
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
+from sparring.pipeline.monitoring.writing import Writing
+from sparring.pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
+from sparring.pipeline.settings.hosts import HostSettings
+from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.specs import BehaviorSpec
+from sparring.services.endpoint.listening import listen
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+METRICS_INTERVAL_S = 1.0
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a worker thread; the loop goes on. A cancellation waits for its end."""
+    return await anyio.to_thread.run_sync(work)
+
+
+async def inline(work: Callable[[], T]) -> T:
+    """Runs `work` at once, for tests under a virtual clock, which must not run ahead of a thread."""
+    return work()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Playing:
+    """A run that acts with checkpoints and learns nothing.
+
+    Attributes:
+        checkpoints: folder of each behavior's, by name.
+        episodes: the run ends after so many of each behavior; 0 for no end.
+        record: keep them in files.
+        timeout_s: seconds after which a run with an end ends without it.
+        players: labels of those that meet in a tournament, in the order of their numbers; none where each behavior is
+            played by its checkpoint.
+        matches: of each pair of players.
+        mirror: each player meets itself too.
+    """
+
+    checkpoints: Mapping[str, str]
+    episodes: int = 0
+    record: bool = False
+    timeout_s: float = 3600.0
+    players: Sequence[str] = ()
+    matches: int = 0
+    mirror: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What all services of a run know.
+
+    Attributes:
+        id: run id.
+        directory: run folder.
+        settings: of the run.
+        seed: all randomness derives from it.
+        capacities: of each queue, by name.
+        addresses: where simulators connect, by stepping service.
+        simulators: simulators that the supervisor starts for each stepping service.
+        resumed: the run goes on from what is in its folder.
+        playing: what it plays; None where it learns.
+        keys: folder of keys on this machine.
+        insecure: may be reached from other machines without keys.
+        added: behaviors that simulators have named and the configuration has not.
+    """
+
+    id: str
+    directory: Path
+    settings: Settings
+    seed: int
+    capacities: Mapping[str, Capacity]
+    addresses: Mapping[str, str]
+    simulators: Mapping[str, int]
+    resumed: bool = False
+    playing: Playing | None = None
+    keys: Path | None = None
+    insecure: bool = False
+    added: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> Mapping[str, HostSettings]:
+        """The machines by name; none where there is one only."""
+        return self.settings.pipeline.hosts
+
+    @property
+    def stepping(self) -> tuple[str, ...]:
+        """Names of the stepping services."""
+        return tuple(self.addresses)
+
+    @property
+    def self_play(self) -> tuple[str, ...]:
+        """Names of the behaviors that play against ghosts, or as ghosts only."""
+        if self.playing is not None:
+            return tuple(self.settings.behaviors) if self.playing.players else ()
+        return tuple(name for name, one in self.settings.behaviors.items() if one.self_play is not None)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """All services that have a board, in the order of the flow."""
+        return (*self.stepping, "assembly", "coordination", *(f"learning-{name}" for name in self.learners))
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Services at the end of the flow: what nobody takes on from.
+
+        Beside behaviors of the configuration, one that a simulator has named holds up nobody when it has gone again.
+        """
+        named = [name for name in self.learners if name not in self.added]
+        return tuple(f"learning-{name}" for name in named or self.learners) or ("coordination",)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Names of the behaviors that have a process of their own, which learns or plays a checkpoint."""
+        return () if self.playing is not None and self.playing.players else tuple(self.settings.behaviors)
+
+
+@dataclass(kw_only=True)
+class Context:
+    """One start of one service.
+
+    Attributes:
+        run: what all services know.
+        service: name, as "stepping-0".
+        start: this start of it, as "stepping-0.5f3a-2"; never the same again.
+        first: it is the service's first start in this run of the supervisor.
+        transport: opens queues and boards.
+        stop: set when the service is to end in order.
+        log: structlog logger with run, service and behavior bound.
+        clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
+        wall_clock: seconds since the epoch, for what people read.
+        compute: runs long work beside the loop.
+        reload: gives the run as it is now, which may have got more behaviors since this start; None where it can not.
+        listen: opens the endpoint for simulators.
+        registry: the service's numbers.
+        writing: what it does where the disk is full; it gives up as late as a stall is reported.
+        progress: how far it has come, and what it waits for.
+    """
+
+    run: Run
+    service: str
+    start: str
+    first: bool
+    transport: Transport
+    stop: anyio.Event
+    log: Any
+    clock: Clock = anyio.current_time
+    wall_clock: Clock = time.time
+    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
+    listen: Callable[[str], Awaitable[Listener[Any]]] = listen
+    reload: Callable[[], Run] | None = None
+    registry: Registry = field(init=False)
+    writing: Writing = field(init=False)
+    progress: ProgressTracker = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.registry = Registry(self.service, self.start)
+        self.progress = ProgressTracker(self.registry, self.clock)
+        limit_s = self.run.settings.pipeline.stall_timeout_s
+        self.writing = Writing(self.registry, self.log, self.clock, limit_s, self.progress)
+
+    def numbers(self) -> Metrics:
+        """All its numbers now, for its board."""
+        waits = self.progress.published()
+        return self.registry.snapshot(self.wall_clock(), self.progress.waiting_for, waits)
+
+    def note_sender(self, name: str, queue: SendingQueue) -> None:
+        """Publishes how a sending end fares."""
+        stats = queue.statistics()
+        self.registry.queue(
+            f"{name}.out",
+            messages=stats.unacknowledged_messages,
+            steps=stats.unacknowledged_steps,
+            capacity=queue.maxlen,
+            waits=stats.waits,
+            waited_s=stats.waited_s,
+        )
+        self.registry.reach(f"queue.{name}.out.put_steps", stats.put_steps)
+        self.registry.reach(f"queue.{name}.out.put_bytes", stats.put_bytes)
+
+    def note_receiver(self, name: str, queue: ReceivingQueue) -> None:
+        """Publishes how a receiving end fares."""
+        stats = queue.statistics()
+        self.registry.queue(
+            name,
+            messages=stats.queued_messages,
+            steps=stats.queued_steps,
+            capacity=queue.maxlen,
+            waits=stats.waits,
+            waited_s=stats.waited_s,
+        )
+
+
+async def publish_metrics(context: Context, board: Board, refresh: Callable[[], None]) -> None:
+    """Publishes the service's numbers every second, until cancelled.
+
+    Args:
+        context: of the service.
+        board: of the service.
+        refresh: brings gauges up to date.
+    """
+    while True:
+        refresh()
+        board.publish("metrics", context.numbers())
+        await anyio.sleep(METRICS_INTERVAL_S)
+
+
+async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Calls `react` with the latest records at once and after each change, until the end is closed."""
+    try:
+        while True:
+            await subscription.changed()
+            outcome = react(subscription.latest)
+            if isinstance(outcome, Awaitable):
+                await outcome
+    except Closed:
+        return
+
+
+async def spec_of(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
+    """A behavior's spec, and the highest version of its weights that was ever published; waits for both."""
+    context.progress.waits(ALL, f"specs/{name}", "coordination", said=f"the first simulator with {name}")
+    while True:
+        state = coordination.latest.get("run")
+        if isinstance(state, RunState) and name in state.specs:
+            context.progress.works()
+            return state.specs[name], state.versions.get(name, 0)
+        await coordination.changed()
+
+
+def refuse_restart(context: Context) -> None:
+    """Ends an evaluation whose services do not all live from its start to its end.
+
+    Raises:
+        ServiceError: the service was started anew in one.
+    """
+    playing = context.run.playing
+    if playing is not None and playing.episodes and not context.first:
+        raise ServiceError(
+            f"got {context.service}, which was started anew in an evaluation; expected one start, because episodes "
+            "are missing; evaluate again"
+        )
+
+
+async def cancel_at_stop(context: Context, tasks: TaskGroup) -> None:
+    """Cancels `tasks` when the service is to end."""
+    await context.stop.wait()
+    tasks.cancel_scope.cancel()

@@ -1,0 +1,80 @@
+"""Runs one foreign program and ends it, with all it started, when the supervisor is gone.
+
+`python -m sparring.services.process.watcher FD -- CMD ...`: FD is the reading end of a pipe whose writing end only the
+supervisor holds. Needs only the standard library, so that it stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+_GRACE_S = 3.0
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the program; returns its exit status.
+
+    Args:
+        arguments: the pipe's file descriptor, "--", and the command.
+    """
+    pipe, command = int(arguments[0]), arguments[2:]
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer)
+    signal.signal(signal.SIGCHLD, _ignore)
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
+    except OSError as error:
+        sys.stderr.write(f"got {command[0]!r}, which can not be started ({error}); expected a program; correct it\n")
+        return 127  # `CAN_NOT_START` of sparring.pipeline.errors
+    asked = False
+    while child.poll() is None:
+        timeout = _GRACE_S if asked else None
+        ready, _, _ = select.select([pipe, wake_reader], [], [], timeout)
+        if pipe in ready or not ready:  # the supervisor is gone, or the program does not listen
+            break
+        if wake_reader in ready and signal.SIGTERM in os.read(wake_reader, 64):
+            child.terminate()
+            asked = True
+    _kill_group(child.pid)
+    status = child.wait()
+    if status < 0:
+        _end_by(-status)
+    return status
+
+
+def _end_with_me() -> None:
+    """In the new program: also end when this watcher is killed (Linux; elsewhere the pipe has to do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _end_by(number: int) -> None:
+    """Ends as the program has ended, so that who waits for the watcher hears of the signal."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+    with contextlib.suppress(OSError):  # of some nothing can be changed
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _ignore(_signal: int, _frame: FrameType | None) -> None:
+    """Handled where the wake-up pipe is read."""
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

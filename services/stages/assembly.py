@@ -1,0 +1,321 @@
+"""The process around assembly.
+
+consumes       StepBatch from "steps" (all stepping services); Cuts from coordination's board
+produces       Segments on "segments:NAME", one queue for each behavior name
+waits for      steps; credit for segments while coordination holds as many as it can
+unblocked by   the next StepBatch or Cut; coordination's acknowledgement
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+
+from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.members import BehaviorMembers
+from sparring.pipeline.errors import Closed
+from sparring.pipeline.messages.service import (
+    AssembledSteps,
+    AssemblyState,
+    BehaviorSteps,
+    FlushRequests,
+    Segments,
+    StepBatch,
+)
+from sparring.pipeline.messages.starts import start_name
+from sparring.pipeline.monitoring.progress import ALL
+from sparring.pipeline.queues.interface import Board, SendingQueue
+from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
+
+
+class Assembly:
+    """Assemblers of all behaviors and sources, and the ends they send through."""
+
+    def __init__(self, context: Context, board: Board, senders: Mapping[str, SendingQueue]) -> None:
+        self._context = context
+        self._board = board
+        self._senders = senders
+        self._assemblers: dict[tuple[str, str], Assembler] = {}
+        self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
+        self._warned: set[str] = set()
+        self._introduced: set[str] = set()  # sources that have told us of all their agents
+        self._sources: dict[str, str] = {}
+        self._cuts = FlushRequests(behaviors={})
+        self._cut: dict[tuple[str, str], int] = {}
+        self._outbox: deque[Segments] = deque()  # finished, and not put on a queue
+        self._turn = anyio.Lock(fast_acquire=True)  # they leave in the order of their numbers
+
+    async def take(self, batch: StepBatch) -> None:
+        """Assembles a batch and sends what is finished.
+
+        Cancelled: the whole batch was taken, and what was not sent is held.
+        """
+        async with self._turn:
+            self._apply(batch)
+            await self._hand_on()
+
+    def _apply(self, batch: StepBatch) -> None:
+        self._replace(batch.source)
+        if self._comes_again(batch):
+            self._skip(batch)
+            return
+        parts = self._known(batch)
+        grouped = [part for part in parts if self._in_groups(part.behavior)]
+        if grouped:
+            self._take_groups(batch.source, grouped)
+        for part in parts:
+            if not self._in_groups(part.behavior):
+                self._take_part(batch.source, part)
+            self._cut_if_due(part.behavior, batch.source)
+
+    def _known(self, batch: StepBatch) -> list[BehaviorSteps]:
+        """The parts of behaviors that there are learners for.
+
+        Another one has no permit, and no steps; when it gets a learner we are started anew, and told of its agents.
+        """
+        return [part for part in batch.parts if part.behavior in self._context.run.settings.behaviors]
+
+    def _comes_again(self, batch: StepBatch) -> bool:
+        """Whether our former start may have had a batch: it was made before its source had heard of us.
+
+        What it had may have been sent on. Taken once more, steps of agents that begin in it would be trained twice; and
+        all such batches or none, because what one says of the agents stands on what the one before it said.
+        """
+        if batch.introduces or self._context.first:
+            self._introduced.add(batch.source)
+        return batch.source not in self._introduced and any(len(part.ticks) for part in batch.parts)
+
+    def _skip(self, batch: StepBatch) -> None:
+        """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""
+        for part in self._known(batch):
+            if self._in_groups(part.behavior):
+                groups = self._groups_of(batch.source)
+                groups.skip(part)
+                self._outbox.append(groups.greeting(part.behavior))
+            else:
+                assembler = self._assembler(part.behavior, batch.source)
+                assembler.skip(part)
+                self._outbox.append(assembler.greeting())
+            self._cut_if_due(part.behavior, batch.source)
+
+    def _groups_of(self, source: str) -> GroupAssembler:
+        if source not in self._groups:
+            self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
+        return self._groups[source]
+
+    def _take_part(self, source: str, part: BehaviorSteps) -> None:
+        self._warn_of_mates(source, part)
+        new = (part.behavior, source) not in self._assemblers
+        assembler = self._assembler(part.behavior, source)
+        assembler.apply(part)
+        if new:  # spoken of at once, even without steps: coordination then closes what went before
+            self._outbox.append(assembler.greeting())
+        self._outbox.extend(assembler.flush())
+
+    def _warn_of_mates(self, source: str, part: BehaviorSteps) -> None:
+        """Says once that members of a group are missing where its reward is shared out."""
+        groups = self._groups.get(source)
+        if groups is None or part.joined is None or part.behavior in self._warned:
+            return
+        if groups.has(part.joined.groups):
+            self._warned.add(part.behavior)
+            self._context.log.warning(
+                "mates_left_out",
+                behavior=part.behavior,
+                cause="its trainer_type is ppo, so the critics of those that share groups with it do not see it",
+                notice=True,
+            )
+
+    def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
+        groups = self._groups_of(source)
+        new = [part.behavior for part in parts if part.behavior not in groups.members]
+        groups.apply(parts)
+        self._outbox.extend(groups.greeting(behavior) for behavior in new)
+        self._outbox.extend(groups.flush())
+
+    async def cut(self, latest: Mapping[str, Any]) -> None:
+        """Coordination asked for cuts."""
+        cuts = latest.get("cuts")
+        if cuts is None:
+            return
+        self._cuts = cuts
+        async with self._turn:
+            for behavior, source in self._held():
+                self._cut_if_due(behavior, source)
+            await self._hand_on()
+
+    async def settle(self) -> None:
+        """Returns when no batch is half taken."""
+        async with self._turn:
+            self._context.progress.waits(ALL, "the end")
+
+    def refresh(self) -> None:
+        """Brings gauges and state up to date."""
+        held: dict[str, dict[str, AssembledSteps]] = {}
+        for (behavior, source), assembler in self._held().items():
+            held.setdefault(behavior, {})[source] = AssembledSteps(
+                received=assembler.received,
+                open=assembler.open_steps,
+                closed=assembler.closed_steps,
+                orphaned=assembler.orphaned,
+            )
+        for message in self._outbox:
+            sources = held.setdefault(message.behavior, {})
+            known = sources.get(message.source) or AssembledSteps(
+                received=message.received, open=0, closed=0, orphaned=0
+            )
+            sources[message.source] = replace(known, closed=known.closed + len(message.log_probs))
+        self._board.publish("state", AssemblyState(origin=self._context.start, held=held))
+        self._note_open()
+
+    # ---------------------------------------------------------------- inside
+
+    def _held(self) -> dict[tuple[str, str], Assembler | BehaviorMembers]:
+        """What is held of each behavior from each source."""
+        return self._assemblers | {
+            (behavior, source): members
+            for source, groups in self._groups.items()
+            for behavior, members in groups.members.items()
+        }
+
+    def _in_groups(self, behavior: str) -> bool:
+        """Whether the behavior's learner wants to know who shared what."""
+        run = self._context.run
+        return run.playing is None and run.settings.behaviors[behavior].trainer_type == "poca"
+
+    def _sizes(self, behavior: str) -> Sizes:
+        settings = self._context.run.settings.behaviors[behavior]
+        largest = self._context.run.capacities[f"segments:{behavior}"].largest
+        return Sizes(
+            horizon=settings.time_horizon,
+            flush=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
+            largest=largest,
+            sequence=settings.network_settings.sequence_length,
+        )
+
+    def _assembler(self, behavior: str, source: str) -> Assembler:
+        known = self._assemblers.get((behavior, source))
+        if known is None:
+            known = Assembler(behavior, source, self._context.start, self._sizes(behavior))
+            self._assemblers[behavior, source] = known
+        return known
+
+    def _replace(self, source: str) -> None:
+        """A stepping service that started anew ends what its former start had open."""
+        name = start_name(source)
+        former = self._sources.get(name)
+        self._sources[name] = source
+        if former is None or former == source:
+            return
+        held = self._held()
+        for behavior, old in [key for key in held if key[1] == former]:
+            self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
+        for behavior, old in [key for key in self._assemblers if key[1] == former]:
+            assembler = self._assemblers.pop((behavior, old))
+            assembler.close_all()
+            self._outbox.extend(assembler.rest())
+        groups = self._groups.pop(former, None)
+        if groups is not None:
+            groups.close_all()
+            self._outbox.extend(groups.rest())
+
+    def _cut_if_due(self, behavior: str, source: str) -> None:
+        cut = self._cuts.behaviors.get(behavior)
+        if cut is None or source not in cut.marks or self._cut.get((behavior, source), 0) >= cut.serial:
+            return
+        if self._held()[behavior, source].received < cut.marks[source]:
+            return
+        self._cut[behavior, source] = cut.serial
+        if self._in_groups(behavior):
+            self._outbox.extend(self._groups[source].cut(behavior, cut.serial))
+        else:
+            self._outbox.extend(self._assemblers[behavior, source].cut(cut.serial))
+
+    async def _hand_on(self) -> None:
+        """Sends what is finished; what could not be sent stays."""
+        progress = self._context.progress
+        while self._outbox:
+            message = self._outbox[0]
+            name, rows = message.behavior, len(message.log_probs)
+            progress.waits(ALL, f"credit.segments/{name}", "coordination")
+            await self._senders[name].put(message, rows)
+            self._outbox.popleft()
+            self._note(message)
+            progress.works()
+            progress.passed(f"segments/{name}", rows)
+
+    def _note(self, message: Segments) -> None:
+        registry, name = self._context.registry, message.behavior
+        registry.add(f"segments/{name}", len(message.lengths))
+        registry.add(f"segment_steps/{name}", len(message.log_probs))
+        registry.add(f"interrupted/{name}", int(message.interrupted.sum()))
+        episodes = message.episodes
+        if len(episodes.returns):
+            registry.observe_moments("episode_return", episodes.returns, name)
+            registry.observe_moments("episode_length", episodes.lengths, name)
+        if len(episodes.group_returns):
+            registry.observe_moments("group_return", episodes.group_returns, name)
+
+    def _note_open(self) -> None:
+        registry = self._context.registry
+        totals: dict[str, float] = {}
+        oldest: dict[str, float] = {}
+        for (name, _), assembler in self._held().items():
+            block = assembler.block
+            totals[f"open_segments/{name}"] = totals.get(f"open_segments/{name}", 0) + float(
+                (block.lengths[block.live] > 0).sum()
+            )
+            totals[f"open_steps/{name}"] = totals.get(f"open_steps/{name}", 0) + assembler.open_steps
+            totals[f"episodes_open/{name}"] = totals.get(f"episodes_open/{name}", 0) + float(block.live.sum())
+            longest = float((block.episode_lengths + block.lengths)[block.live].max(initial=0))
+            oldest[name] = max(oldest.get(name, 0.0), longest)
+            registry.reach(f"orphaned/{name}", assembler.orphaned)
+        for gauge, value in totals.items():
+            registry.gauge(gauge, value)
+        for name, value in oldest.items():
+            registry.gauge(f"episode_oldest/{name}", value)
+
+
+async def run(context: Context) -> None:
+    """Assembles until stopped; then takes what has arrived and hands on what is finished."""
+    refuse_restart(context)
+    transport = context.transport
+    names = context.run.settings.behaviors
+    board = await transport.board(context.service)
+    senders = {name: await transport.sender(f"segments:{name}", name) for name in names}
+    receiver = await transport.receiver("steps", context.run.capacities["steps"])
+    coordination = await transport.subscribe("coordination")
+    assembly = Assembly(context, board, senders)
+
+    def refresh() -> None:
+        assembly.refresh()
+        context.note_receiver("steps", receiver)
+        for name, sender in senders.items():
+            context.note_sender(f"segments:{name}", sender)
+
+    async def consume() -> None:
+        try:
+            while True:
+                context.progress.waits("segments", "steps", *context.run.stepping)
+                batch = await receiver.get()
+                context.progress.works("segments")
+                if isinstance(batch, StepBatch):
+                    await assembly.take(batch)
+        except Closed:
+            return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consume)
+        tasks.start_soon(follow, coordination, assembly.cut)
+        tasks.start_soon(publish_metrics, context, board, refresh)
+        await context.stop.wait()  # stepping has ended and drained: nothing new comes
+        with anyio.move_on_after(context.run.settings.pipeline.stop_timeout_s / 2):
+            await assembly.settle()
+        tasks.cancel_scope.cancel()
+    refresh()
+    board.publish("metrics", context.numbers())

@@ -1,0 +1,387 @@
+"""Metrics of all services, to the console and to the files of the run.
+
+| | |
+|---|---|
+| consumes | `Metrics` on the board of every service |
+| produces | console lines, and files in the folder of the run |
+| waits for | news on a board; the next second; its stop |
+| unblocked by | every service, about once a second |
+
+Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s), of both
+the oldest go; `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
+`BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
+
+Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
+`monitor.json` every second, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import anyio
+
+from sparring.pipeline.errors import Closed
+from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.monitoring import console, events, logs, prometheus, status
+from sparring.pipeline.monitoring.files import RunFiles, to_json
+from sparring.pipeline.monitoring.intervals import Interval, Intervals
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.pace import Pace
+from sparring.pipeline.monitoring.stalls import Stall, Stalls
+from sparring.pipeline.monitoring.summary import BehaviorSummary, figures
+from sparring.pipeline.monitoring.writing import Writing
+from sparring.pipeline.queues.interface import Board, Subscription, Transport
+from sparring.services.process.runtime import Context
+
+KEY = "metrics"
+"""Board key under which every service publishes its numbers."""
+
+SILENT_S = 10.0
+"""A service that has not answered for so long is called silent."""
+
+BOARD_PACE_S = 0.5
+"""Numbers come every second; boards change hundreds of times in it."""
+
+
+class StopSignal(Protocol):
+    """What tells the monitor to end, as `anyio.Event`."""
+
+    async def wait(self) -> object:
+        """Returns when the run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What the monitor must know of the run.
+
+    Attributes:
+        run_id: of the run.
+        run_dir: its folder; exists.
+        services: names of all services that publish, the monitor itself left out.
+        behaviors: `summary_freq` in steps, by behavior name.
+        max_steps: where the run ends, by behavior name.
+        summary_freq: for behaviors that are not among these.
+        training: False where the run only acts.
+        tick_s: seconds between two looks; `status.json` is as old at most.
+        service_lines_s: seconds between two lines of a service in `services.jsonl`.
+        patience_s: seconds after which a behavior gets a line although no interval has ended.
+        sinks: services at the end of the flow, whose waiting is judged.
+        stall_timeout_s: seconds without a move that make a stall.
+        again: a start of the monitor has died before this one.
+        log_bytes: of `services.jsonl` and `metrics.jsonl`, which are put aside then; `logs_kept` of each are kept.
+    """
+
+    run_id: str
+    run_dir: Path
+    services: Sequence[str]
+    behaviors: Mapping[str, int]
+    max_steps: Mapping[str, int] = field(default_factory=dict)
+    summary_freq: int = 50_000
+    training: bool = True
+    tick_s: float = 1.0
+    service_lines_s: float = 30.0
+    patience_s: float = 60.0
+    sinks: Sequence[str] = ()
+    stall_timeout_s: float = 300.0
+    again: bool = False
+    log_bytes: int = 16 * 2**20
+    logs_kept: int = 3
+
+
+async def run(context: Context) -> None:
+    """Watches the run of `context` until it is stopped."""
+    settings, learns = context.run.settings, context.run.playing is None
+    info = RunInfo(
+        run_id=context.run.id,
+        run_dir=context.run.directory,
+        services=context.run.services,
+        behaviors={name: behavior.summary_freq for name, behavior in settings.behaviors.items()},
+        max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items() if learns},
+        training=learns,
+        sinks=context.run.sinks,
+        stall_timeout_s=settings.pipeline.stall_timeout_s,
+        again=not context.first,
+        log_bytes=settings.pipeline.logs.most_bytes,
+        logs_kept=settings.pipeline.logs.kept,
+    )
+    await monitor(
+        context.transport,
+        info,
+        clock=context.clock,
+        wall_clock=context.wall_clock,
+        stop=context.stop,
+        stream=sys.stdout,
+        registry=context.registry,
+        board=await context.transport.board(context.service),
+    )
+
+
+async def monitor(
+    transport: Transport,
+    run: RunInfo,
+    *,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    stop: StopSignal,
+    stream: TextIO,
+    registry: Registry,
+    board: Board | None = None,
+) -> None:
+    """Watches a run until `stop`, then closes its books and draws its curves.
+
+    Args:
+        transport: opens the boards.
+        run: what is watched.
+        clock: gives seconds, rising.
+        wall_clock: gives seconds since the epoch.
+        stop: set after all services have published their last numbers.
+        stream: for console lines; progress bars where it is a terminal.
+        registry: of the monitor's own numbers.
+        board: where these are published, if anywhere.
+
+    Raises:
+        OSError: at the end, or at the start, a file of the run can not be written; in between that is counted.
+
+    Cancelled: the files are as they were within the last second; no curves are drawn.
+    """
+    subscriptions: dict[str, Subscription] = {}
+    display = console.display(stream, clock, _console_gone)
+    try:
+        for service in run.services:
+            subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
+        watch = MonitorState(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
+        registry.add("unwatched_s", watch.unwatched_s)
+        writing = Writing(registry, logs.get(), clock, limit_s=0)
+        async with anyio.create_task_group() as tasks:
+            for subscription in subscriptions.values():
+                tasks.start_soon(_follow, subscription, watch)
+            tasks.start_soon(_tick, watch, registry, writing, board, run.tick_s, wall_clock)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+        watch.finish()
+    finally:
+        display.close()
+        with anyio.CancelScope(shield=True):
+            for subscription in subscriptions.values():
+                await subscription.aclose()
+
+
+def _console_gone(error: OSError) -> None:
+    """The files say it all; training does not depend on who looks on."""
+    logs.get().warning("console_gone", error=str(error))
+
+
+async def _follow(subscription: Subscription, watch: MonitorState) -> None:
+    while True:
+        watch.take(subscription)
+        try:
+            await subscription.changed()
+        except Closed:
+            return
+
+
+async def _tick(
+    watch: MonitorState,
+    own: Registry,
+    writing: Writing,
+    board: Board | None,
+    period_s: float,
+    wall_clock: Callable[[], float],
+) -> None:
+    while True:
+        own.add("ticks")
+        try:
+            own.add("intervals", watch.tick())
+        except OSError as error:  # what it would have said is in the next ones, or is one line less
+            writing.failed(error, "metrics")
+        own.gauge("stalled", len(watch.stalled))
+        if board is not None:
+            board.publish(KEY, own.snapshot(wall_clock()))
+        await anyio.sleep(period_s)
+
+
+class MonitorState:
+    """The monitor without its waiting: takes numbers in, and writes what they mean.
+
+    Attributes:
+        stalled: what had not gone on for too long at the last look.
+        unwatched_s: seconds for which nobody looked, between a start that died and this one; what happened then is in
+            the sums of the next interval.
+
+    Args:
+        run: what is watched.
+        subscriptions: by service.
+        display: for the console.
+        clock: gives seconds, rising.
+        wall_clock: gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        run: RunInfo,
+        subscriptions: Mapping[str, Subscription],
+        display: console.Display,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._subscriptions = subscriptions
+        self._display = display
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._files = RunFiles(run.run_dir, wall_clock(), run.log_bytes, run.logs_kept)
+        self._overview = Overview(run.services, training=run.training)
+        self._intervals = Intervals(self._overview, run.behaviors, run.summary_freq, run.max_steps)
+        self._paces: dict[str, Pace] = {}
+        self._windows = status.CounterWindows()
+        self._service_lines: dict[str, dict[str, Any]] = {}
+        self._service_lines_due_s = clock() + run.service_lines_s
+        self._arrived_s: dict[str, float] = {}
+        self._told_s: dict[str, float] = {}
+        self._last: dict[str, Interval] = {}
+        self._stalls = Stalls(run.sinks, run.stall_timeout_s)
+        self.stalled: list[Stall] = []
+        self.unwatched_s = 0.0
+        self._restore()
+
+    def take(self, subscription: Subscription) -> None:
+        """Takes in what is on a board."""
+        metrics = subscription.latest.get(KEY)
+        if isinstance(metrics, Metrics) and self._overview.update(metrics):
+            self._arrived_s[metrics.service] = self._clock()
+            self._stalls.update(metrics, self._clock())
+
+    def tick(self) -> int:
+        """Writes what is due; returns the number of intervals that ended."""
+        clock_s, time_s = self._clock(), self._wall_clock()
+        self.stalled = self._stalls.look(clock_s)
+        ended = 0
+        for behavior in self._behaviors():
+            self._look(behavior, clock_s, time_s)
+            if self._intervals.due(behavior):
+                self._summarise(behavior, clock_s, time_s)
+                ended += 1
+            elif clock_s - self._told_s[behavior] >= self._run.patience_s:
+                self._reassure(behavior, clock_s, time_s)
+        if clock_s >= self._service_lines_due_s:
+            self._service_lines_due_s = clock_s + self._run.service_lines_s
+            self._write_services(time_s)
+        self._write_status(clock_s, time_s, ended=False)
+        return ended
+
+    def finish(self) -> None:
+        """Takes in the last numbers, closes every interval, and draws the curves."""
+        for subscription in self._subscriptions.values():
+            self.take(subscription)
+        clock_s, time_s = self._clock(), self._wall_clock()
+        for behavior in self._behaviors():
+            self._look(behavior, clock_s, time_s)
+            if self._intervals.progressed(behavior):
+                self._summarise(behavior, clock_s, time_s)
+        self._write_services(time_s)
+        self._write_status(clock_s, time_s, ended=True)
+        self._files.draw(self._run.run_id)
+
+    def _behaviors(self) -> list[str]:
+        return sorted({*self._run.behaviors, *self._overview.behaviors()})
+
+    def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
+        self._intervals.track(behavior, time_s)
+        self._told_s.setdefault(behavior, clock_s)
+        produced = int(self._overview.of(behavior).counters.get("steps", 0))
+        self._paces.setdefault(behavior, Pace()).look(clock_s, produced)
+
+    def _summarise(self, behavior: str, clock_s: float, time_s: float) -> None:
+        interval = self._intervals.close(behavior, time_s)
+        self._last[behavior], self._told_s[behavior] = interval, clock_s
+        self._files.append(interval.plain())
+        self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
+        self._display.line(console.line(interval))
+
+    def _reassure(self, behavior: str, clock_s: float, time_s: float) -> None:
+        self._told_s[behavior] = clock_s
+        self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
+
+    def _stuck(self) -> list[str]:
+        """What stalls; else which services are silent, or wait for something."""
+        if self.stalled:
+            return [f"STALLED {stall.text}" for stall in self.stalled]
+        found = []
+        for service, subscription in self._subscriptions.items():
+            latest, age_s = self._overview.services[service].latest, subscription.heard_age
+            if latest is None:
+                found.append(f"{service} has not reported yet")
+            elif age_s > SILENT_S:
+                found.append(f"{service} is silent")
+            elif latest.waiting_for:
+                found.append(f"{service} waits for {latest.waiting_for}")
+        return found
+
+    def _write_services(self, time_s: float) -> None:
+        for service, totals in self._overview.services.items():
+            self._service_lines[service] = self._windows.report(service, totals, time_s)
+            self._files.append_service(self._service_lines[service])
+        stalled = [stall.root for stall in self.stalled]
+        text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors(), stalled)
+        self._files.replace("metrics.prom", text)
+
+    def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
+        content = {
+            "run_id": self._run.run_id,
+            "time_s": time_s,
+            "ended": ended,
+            "stalls": [stall.text for stall in self.stalled],
+            "services": {service: self._service(service, clock_s) for service in self._overview.services},
+            "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
+        }
+        self._files.replace("status.json", to_json(content))
+        self._files.replace("monitor.json", to_json(self._state(time_s)))
+
+    def _service(self, service: str, clock_s: float) -> dict[str, Any]:
+        subscription = self._subscriptions.get(service)
+        heard_s = subscription.heard_age if subscription else float("inf")
+        age_s = clock_s - self._arrived_s.get(service, float("-inf"))
+        line = self._service_lines.get(service)
+        return status.service_entry(self._overview.services[service], line, heard_s, age_s)
+
+    def _behavior(self, behavior: str, time_s: float) -> dict[str, Any]:
+        pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
+        self._display.progress(behavior, now.step, now.max_steps, pace.recent)
+        return status.behavior_entry(now, self._last.get(behavior), self._figures(behavior), pace.recent)
+
+    def _figures(self, behavior: str) -> BehaviorSummary:
+        return figures(self._overview, behavior, self._paces[behavior].mean(self._overview.trained(behavior)))
+
+    def _state(self, time_s: float) -> dict[str, Any]:
+        return {
+            "time_s": time_s,
+            "services": self._overview.state(),
+            "intervals": self._intervals.state(),
+            "paces": {behavior: pace.state() for behavior, pace in self._paces.items()},
+        }
+
+    def _restore(self) -> None:
+        text = self._files.read("monitor.json")
+        if text is None:
+            return
+        try:
+            state = json.loads(text)
+            paces = {behavior: Pace.restored(pace) for behavior, pace in state["paces"].items()}
+            gap_s = self._wall_clock() - state["time_s"]
+            self._intervals.restore(state["intervals"], gap_s)
+            self._overview.restore(state["services"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            logs.get().warning("monitor.json can not be read: counting starts again", error=repr(error))
+            return
+        self._paces = paces
+        if self._run.again:
+            self.unwatched_s = max(0.0, gap_s)
+            logs.get().warning("unwatched", seconds=round(self.unwatched_s, 1))

@@ -1,0 +1,227 @@
+"""The process in a learner's place where nothing is learned.
+
+consumes       Segments from "updates:NAME"; the behavior's spec from coordination
+produces       PolicyWeights of a checkpoint on the board "policy-NAME"; its state on its own; `episodes.csv` and
+               recorded episodes in the run folder
+waits for      the spec, then segments
+unblocked by   coordination, which cuts open segments whenever a whole buffer waits
+
+Steps that are played are "ghost" in the books: nobody learns from them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from sparring.pipeline.errors import CheckpointError, Closed, ServiceError
+from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
+from sparring.pipeline.evaluation.recording import Recorder
+from sparring.pipeline.learning.checkpoints import Checkpoint, load
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.taken import Deduplicator
+from sparring.pipeline.messages.service import LearnerState, Segments
+from sparring.pipeline.monitoring.progress import ALL
+from sparring.pipeline.queues.interface import Board, ReceivingQueue, Subscription
+from sparring.pipeline.settings import Settings, started_by_hand
+from sparring.pipeline.specs import BehaviorSpec
+from sparring.services.process.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
+
+
+class CheckpointPlayer:
+    """A checkpoint with its board, and what is played with it.
+
+    Args:
+        context: of the service.
+        playing: what is asked for.
+        learner: holds the checkpoint's weights; never updated.
+        board: of the service.
+        recorder: keeps episodes, if they are to be kept.
+
+    Attributes:
+        learner: as given.
+    """
+
+    def __init__(
+        self, context: Context, playing: Playing, learner: Learner, board: Board, recorder: Recorder | None
+    ) -> None:
+        self._context = context
+        self.learner = learner
+        self._board = board
+        self._wanted = playing.episodes
+        self._recorder = recorder
+        self._episodes = FirstEpisodes(playing.episodes)
+        self._folder = context.run.directory / learner.behavior
+        self._from: tuple[str, str] | None = None
+        self._taken = Deduplicator()
+        self._late = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all episodes that were asked for have come, and of recorded ones the last segments too."""
+        waiting = self._recorder is not None and self._recorder.waiting
+        return self._wanted > 0 and self._episodes.complete and not waiting
+
+    @property
+    def missing(self) -> str:
+        """Which episode is missing; "" where none was asked for, or all have come."""
+        return self._episodes.waiting_for if self._wanted and not self._episodes.complete else ""
+
+    async def take(self, segments: Segments) -> None:
+        """Counts what was played.
+
+        Raises:
+            ServiceError: a service was started anew, and episodes of before are missing.
+        """
+        if not self._taken.is_new(segments):
+            return
+        key = (segments.origin, segments.source)
+        if self._wanted and self._from not in (None, key):
+            raise ServiceError(
+                f"got steps of {key} after those of {self._from}: a service was started anew, and episodes are "
+                "missing; expected the same services to the last episode; evaluate again"
+            )
+        self._from = key
+        if self._recorder is not None:
+            await self._context.compute(partial(self._recorder.add, segments))
+        if self._wanted and not self._episodes.complete:
+            self._episodes.add(segments.episodes)
+
+    def give_up(self, limit_s: float) -> None:
+        """Ends the run without the episodes that are missing."""
+        self._context.log.error("too_late", seconds=limit_s, missing=self._episodes.waiting_for, notice=True)
+        self._late = True
+        self.publish()
+
+    def publish(self) -> None:
+        """Publishes the state: all steps that came are done with."""
+        self._board.publish(
+            "state",
+            LearnerState(
+                behavior=self.learner.behavior,
+                start=self._context.start,
+                version=self.learner.version,
+                updates=0,
+                trained=0,
+                taken=self._taken.steps,
+                ghost=self._taken.steps,
+                duplicate=self._taken.duplicate,
+                latest=self._taken.latest,
+                done=self.done or self._late,
+            ),
+        )
+
+    def refresh(self) -> None:
+        """Brings gauges up to date."""
+        registry, name = self._context.registry, self.learner.behavior
+        registry.gauge(f"version/{name}", self.learner.version)
+        registry.reach(f"played/{name}", self._taken.steps)
+        if self._wanted:
+            registry.gauge(f"evaluated/{name}", self._episodes.count)
+
+    def finish(self) -> None:
+        """Writes the episodes, and what is recorded of them."""
+        if self._recorder is not None:
+            self._recorder.flush()
+            files = [str(path.relative_to(self._context.run.directory)) for path in self._recorder.files]
+            self._context.log.info("recorded", episodes=self._recorder.episodes, files=files, notice=True)
+        if self._wanted:
+            self._folder.mkdir(exist_ok=True)
+            write_episodes(self._folder / EPISODES_FILE, self._episodes.columns())
+
+
+async def run(context: Context) -> None:
+    """Plays until stopped; then writes what came of it.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another behavior, spec or network.
+        ServiceError: started anew in an evaluation.
+    """
+    refuse_restart(context)
+    name = context.service.partition("-")[2]
+    board = await context.transport.board(context.service)
+    policies = await context.transport.board(f"policy-{name}")
+    receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
+    coordination = await context.transport.subscribe("coordination")
+    player: CheckpointPlayer | None = None
+
+    def refresh() -> None:
+        if player is not None:
+            player.refresh()
+        context.note_receiver(f"updates:{name}", receiver)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish_metrics, context, board, refresh)
+        tasks.start_soon(cancel_at_stop, context, tasks)
+        spec = await _spec_in_time(context, coordination, name)
+        player = await _player(context, name, spec, board)
+        policies.publish("weights", player.learner.weights())
+        player.publish()
+        limit = context.run.playing.timeout_s if context.run.playing and context.run.playing.episodes else math.inf
+        with anyio.move_on_after(limit) as deadline:
+            await _play(context, player, receiver)
+        if deadline.cancelled_caught:
+            player.give_up(limit)
+            await context.stop.wait()
+    if player is not None:
+        with anyio.CancelScope(shield=True):
+            await context.compute(player.finish)
+            refresh()
+            player.publish()
+    board.publish("metrics", context.numbers())
+
+
+async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
+    """The behavior's spec. An evaluation does not wait for ever for a simulator that has it."""
+    limit_s, remedy = patience(context.run.settings, context.run.playing)
+    with anyio.move_on_after(limit_s):
+        return (await spec_of(context, coordination, name))[0]
+    raise ServiceError(f"got no simulator with {name!r} in {limit_s:g} s; expected one, to evaluate it; {remedy}")
+
+
+def patience(settings: Settings, playing: Playing | None) -> tuple[float, str]:
+    """How many seconds a simulator with the behavior may take, and what to do where that was too short.
+
+    One that people start, or that dials in by itself, may take as long as the episodes after it.
+    """
+    if playing is None or not playing.episodes:
+        return math.inf, ""
+    if settings.launched and not started_by_hand(settings):
+        limit_s = settings.pipeline.simulator_timeout_s
+        return limit_s, "list a simulator that has it, or raise pipeline.simulator_timeout_s"
+    return playing.timeout_s, "start one that has it, or raise --timeout"
+
+
+async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board) -> CheckpointPlayer:
+    """The checkpoint, ready to play."""
+    playing = context.run.playing
+    assert playing is not None
+    checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
+    settings = context.run.settings.behaviors[name]
+    learner = await context.compute(partial(Learner, name, spec, settings, context.run.seed, learns=False))
+    try:
+        learner.restore(checkpoint)
+    except CheckpointError as error:
+        remedy = "play it with the network_settings and the simulator that it was trained with"
+        raise CheckpointError(got=error.got, expected=error.expected, remedy=remedy) from error
+    context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
+    folder, limit = context.run.directory / name, settings.network_settings.action_limit
+    recorder = Recorder(folder, name, spec, playing.episodes, limit) if playing.record else None
+    return CheckpointPlayer(context, playing, learner, board, recorder)
+
+
+async def _play(context: Context, player: CheckpointPlayer, receiver: ReceivingQueue) -> None:
+    name = player.learner.behavior
+    try:
+        while True:
+            context.progress.waits(ALL, f"segments/{name}", "coordination", said=player.missing)
+            segments = await receiver.get()
+            context.progress.works()
+            await player.take(segments)
+            context.progress.passed(f"episodes/{name}", len(segments.log_probs))
+            player.publish()
+    except Closed:
+        return

@@ -1,0 +1,161 @@
+"""Runs a built-in simulator or bridge as a process: `sparring simulator NAME --connect ADDRESS`.
+
+    consumes      Act, Reset (from stepping, over its socket)
+    produces      Step
+    waits for     an answer to each Step; actions are withheld while the step budget is used up
+    unblocked by  stepping
+
+It exits with 0 after a Bye from either side, with 1 and one line on stderr where the link was lost, and
+with 3 for what another start would meet again: bad arguments, or a refusal of what the simulator is (version,
+credential, specs, names of behaviors). Other Faults, as one for silence, may not come again: 1. Its last line on stdout
+is JSON: the steps that it counted itself, for the books.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
+from sparring.pipeline.games.registry import NAMES, make, parse_options
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
+from sparring.pipeline.simulation.client import run as play
+from sparring.pipeline.simulation.game import Game, GivesStatistics
+from sparring.pipeline.specs import BehaviorSpec, SpecError
+
+_REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
+"""Codes of Faults that are about what a simulator is, not about what it did."""
+
+
+class Slow:
+    """A game that takes longer: each step waits for a random time first.
+
+    Args:
+        game: what is played.
+        longest_s: the waits are uniform from 0 to this.
+        seed: of the waits; they do not touch the game's random source.
+        sleep: waits.
+    """
+
+    def __init__(
+        self, game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.name = game.name
+        self._game = game
+        self._longest_s = longest_s
+        self._random = np.random.default_rng(seed)
+        self._sleep = sleep
+
+    def behaviors(self) -> Mapping[str, BehaviorSpec]:
+        """As the game's."""
+        return self._game.behaviors()
+
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+        """As the game's, without delay."""
+        return self._game.reset(parameters, seed)
+
+    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        """As the game's, later."""
+        self._sleep(self._random.uniform(0, self._longest_s))
+        return self._game.step(actions)
+
+    def statistics(self) -> Sequence[Statistic]:
+        """As the game's, where it has any."""
+        return self._game.statistics() if isinstance(self._game, GivesStatistics) else ()
+
+    def close(self) -> None:
+        """Closes the game."""
+        self._game.close()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command line of `sparring simulator`."""
+    parser.add_argument("name", choices=NAMES, help="built-in simulator or bridge")
+    parser.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT or unix:///PATH ($SPARRING_ADDRESS)")
+    parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
+    parser.add_argument("--number", type=int, metavar="K", help="number of this simulator ($SPARRING_NUMBER)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the first episodes ($SPARRING_SEED)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    parser.add_argument("--slow", type=float, default=0.0, metavar="MS", help="random delay per step, at most this")
+    parser.add_argument("--keys", metavar="DIR", help="folder of the keys, where the trainer has some ($SPARRING_KEYS)")
+    parser.add_argument("--name", dest="certificate", metavar="NAME", help="certificate to show ($SPARRING_NAME)")
+    parser.add_argument(
+        "--python-path", action="append", default=[], metavar="DIR", help="where environments are imported from; repeat"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to try to connect (60)")
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> int:
+    """Plays until either side says Bye.
+
+    Args:
+        args: as `add_arguments` declares them.
+        environ: variables for what the arguments leave out; SPARRING_CREDENTIAL has no argument,
+            because other users can read a command line. None: the process's own.
+
+    Returns:
+        The exit status.
+    """
+    variables = os.environ if environ is None else environ
+    try:
+        address = args.connect or variables.get("SPARRING_ADDRESS")
+        if not address:
+            raise SettingsError("got no address; expected --connect or $SPARRING_ADDRESS; name the trainer's address")
+        number = _number(args.number, variables, "SPARRING_NUMBER")
+        seed = _number(args.seed, variables, "SPARRING_SEED")
+        sys.path.extend(args.python_path)  # last: an environment stands in for no installed package
+        game = make(args.name, args.areas, **parse_options(args.name, args.option))
+        if args.slow:
+            game = Slow(game, args.slow / 1000, seed)
+        result = play(
+            game,
+            address,
+            number=number,
+            seed=seed,
+            credential=variables.get("SPARRING_CREDENTIAL", ""),
+            keys=variables.get("SPARRING_KEYS", "") if args.keys is None else args.keys,
+            certificate=args.certificate or variables.get("SPARRING_NAME", ""),
+            connect_timeout_s=args.timeout,
+        )
+    except SparringError as error:
+        sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
+        return UNUSABLE if _final(error) else FAILED
+    line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def _final(error: SparringError) -> bool:
+    """Whether another start would meet the error again."""
+    if isinstance(error, RemoteProtocolError):
+        return error.code in _REFUSALS
+    return isinstance(error, SettingsError | SpecError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line on its own."""
+    parser = argparse.ArgumentParser(prog="sparring simulator", description="Run a built-in simulator or bridge.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def _number(given: int | None, variables: Mapping[str, str], variable: str) -> int | None:
+    text = variables.get(variable, "")
+    if given is not None or not text:
+        return given
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SettingsError(f"got {variable}={text!r}; expected a whole number; correct or unset it") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Starts what a topology says and stays with it to its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from sparring.pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, load
+from sparring.pipeline.monitoring import logs
+from sparring.pipeline.monitoring.summary import STATUSES, Status
+from sparring.pipeline.settings import Settings, not_here
+from sparring.services.process.encryption import exposed
+from sparring.services.process.hosting import ProcessHost
+from sparring.services.process.protection import protection
+from sparring.services.process.runtime import Playing
+from sparring.services.supervision.hosts import Tasks
+from sparring.services.supervision.machines import machines
+from sparring.services.supervision.ports import Ports, sockets_folder
+from sparring.services.supervision.supervisor import Supervisor
+from sparring.services.supervision.topology import Topology, build, load_run
+
+
+def launch(
+    settings: Settings,
+    plan: Callable[[Path | None, Ports], Topology],
+    notes: tuple[str, ...] = (),
+    *,
+    in_process: bool,
+    prepare: Callable[[Settings, Sequence[str]], None] | None = None,
+) -> Status:
+    """Runs a run to its end.
+
+    Args:
+        settings: of it.
+        plan: makes its topology, given a folder for sockets and what keeps its ports.
+        notes: what its author should read first.
+        in_process: all services as tasks of this process.
+        prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names.
+
+    Raises:
+        SettingsError: an address or port is not free.
+    """
+    if in_process and settings.pipeline.hosts:
+        raise SettingsError(
+            "got --in-process with pipeline.hosts; expected one machine; leave one of the two out of it"
+        )
+    sockets = None if in_process else sockets_folder(settings)
+    with ExitStack() as stack:
+        if sockets is not None:
+            stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        ports = stack.enter_context(Ports())
+        topology = plan(sockets, ports)
+        topology.save()
+        bounds, run = settings.pipeline.logs, topology.run
+        logs.configure(
+            run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept
+        )
+        for line in notes:
+            logs.get().warning("settings", note=line, notice=True)
+        logs.get().info("seed", seed=topology.run.seed, notice=True)
+
+        def grow(before: Topology, names: Sequence[str]) -> Topology:
+            after = before.growing(names, sockets, ports)
+            if prepare is not None:
+                prepare(after.run.settings, names)
+            after.save()
+            return after
+
+        growing = grow if settings.unnamed is not None and run.playing is None else None
+        return anyio.run(_supervise, topology, in_process, growing, backend_options=_loop_options())
+
+
+def play(
+    trained: Path,
+    settings: Settings,
+    playing: Playing,
+    kind: str,
+    notes: tuple[str, ...] = (),
+    *,
+    seed: int,
+    in_process: bool,
+) -> tuple[Status, Path]:
+    """Plays checkpoints in a folder of its own, below that of the run that trained them.
+
+    They are copied there first: a run that goes on training removes old ones.
+
+    Args:
+        trained: folder of that run.
+        settings: as trained with.
+        playing: what to play.
+        kind: first word of the new folder's name.
+        notes: what its author should read first.
+        seed: of simulators and sampling.
+        in_process: all services as tasks of this process.
+
+    Returns:
+        How it ended, and the new folder.
+
+    Raises:
+        SettingsError: an address or port is not free, or a checkpoint is damaged.
+    """
+    directory = trained.absolute() / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    copies = {name: directory / "checkpoints" / name / Path(path).name for name, path in playing.checkpoints.items()}
+    own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
+    run_id = f"{trained.absolute().name}-{directory.name}"
+
+    def plan(sockets: Path | None, ports: Ports) -> Topology:
+        """The topology first: where a port is not free, no folder is made."""
+        topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own)
+        (directory / "logs").mkdir(parents=True)
+        try:
+            for name, path in playing.checkpoints.items():
+                _copy(Path(path), copies[name])
+        except SettingsError:
+            shutil.rmtree(directory)
+            raise
+        return topology
+
+    return launch(settings.alone, plan, notes, in_process=in_process), directory
+
+
+def _copy(checkpoint: Path, copy: Path) -> None:
+    try:
+        shutil.copytree(checkpoint, copy)
+        load(copy)
+    except (OSError, CheckpointError) as error:
+        raise SettingsError(f"got the checkpoint {checkpoint}, which can not be played: {error}") from error
+
+
+def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:
+    """What the run in a folder was trained with, for playing: with one stepping process.
+
+    Args:
+        directory: of the run.
+        deterministic: act with the most likely actions.
+        insecure: the user has said that other machines may reach it without keys; of training that was said apart.
+
+    Raises:
+        SettingsError: there is no run, a program of its simulators is not here, or strangers could reach it.
+    """
+    try:
+        settings = load_run(directory.absolute())[0].settings
+    except ServiceError as error:
+        raise SettingsError(str(error)) from error
+    behaviors = dict(settings.behaviors)
+    if not behaviors:
+        raise SettingsError(nobody_trained(directory))
+    if deterministic:
+        behaviors = {
+            name: one.model_copy(
+                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
+            )
+            for name, one in behaviors.items()
+        }
+    if missing := not_here(settings):
+        raise SettingsError("got " + "; ".join(missing))
+    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
+    played = settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
+    if lines := exposed(played, insecure=insecure):
+        raise SettingsError("\n".join(lines))
+    return played
+
+
+def nobody_trained(directory: Path) -> str:
+    """What is wrong with a run that no simulator has told the name of a behavior."""
+    return (
+        f"got {directory}, in which no behavior was trained; expected a run whose simulators, or whose configuration, "
+        "have named one; train it first, or name another"
+    )
+
+
+def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
+    """Folder of a checkpoint of each behavior.
+
+    Args:
+        directory: of the run that has trained.
+        settings: name its behaviors.
+        names: of the checkpoints' folders: `BEHAVIOR=NAME`, or `NAME` for all that have no name of their own; without
+            one the newest.
+
+    Raises:
+        SettingsError: a behavior has none, or none of this name; or a name is for no behavior.
+    """
+    asked = dict(name.split("=", 1) for name in names if "=" in name)
+    general = next((name for name in names if "=" not in name), None)
+    if unknown := sorted(asked.keys() - settings.behaviors.keys()):
+        raise SettingsError(f"got --checkpoint for {unknown}; expected one of {list(settings.behaviors)}; correct it")
+    return {behavior: _checkpoint(directory, behavior, asked.get(behavior, general)) for behavior in settings.behaviors}
+
+
+def _checkpoint(directory: Path, behavior: str, name: str | None) -> str:
+    there = CheckpointFolder(directory.absolute(), behavior).newest_first()
+    fitting = [path for path in there if name in (None, path.name)]
+    if not fitting:
+        if not there:
+            raise SettingsError(
+                f"got no checkpoint of {behavior} in {directory}; expected a run that has trained it; "
+                "name another, or train it first"
+            )
+        listed = ", ".join(path.name for path in there)
+        raise SettingsError(
+            f"got no checkpoint {name} of {behavior} in {directory}; expected one of {listed}; correct --checkpoint"
+        )
+    return str(fitting[0])
+
+
+Growing = Callable[[Topology, Sequence[str]], Topology] | None
+
+
+async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Status:
+    processes = ProcessHost(topology.run.directory / "logs")
+    try:
+        if in_process:
+            return await _as_tasks(topology, processes, grow)
+        from sparring.pipeline.queues.zmq import ZmqTransport
+
+        start = f"supervisor.{secrets.token_hex(3)}"
+        protected = protection(topology.run, topology.endpoints, "supervisor")
+        async with (
+            ZmqTransport(topology.endpoints, start, protection=protected) as transport,
+            machines(topology, processes, transport, time.monotonic) as here,
+        ):
+
+            def growing(before: Topology, names: Sequence[str]) -> Topology:
+                assert grow is not None
+                after = grow(before, names)
+                transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
+                return after
+
+            more = None if grow is None else growing
+            status = await Supervisor(topology, here, here, transport, grow=more).supervise()
+            await here.release(status)
+            return status
+    finally:
+        processes.close()
+
+
+async def _as_tasks(topology: Topology, processes: ProcessHost, grow: Growing) -> Status:
+    from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+
+    hub = MemoryHub()
+    async with anyio.create_task_group() as tasks:
+        host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
+        async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
+            status = await Supervisor(topology, host, processes, transport, grow=grow).supervise()
+        if hanging := host.hanging:  # the interpreter would wait for their threads for ever
+            logs.get().error("left_hanging", services=hanging, notice=True)
+            logs.close()
+            os._exit(STATUSES[status] or FAILED)
+    return status
+
+
+def _loop_options() -> dict[str, bool]:
+    return {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}

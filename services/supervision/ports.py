@@ -1,0 +1,135 @@
+"""Where the services of a run listen: for each other, and for simulators."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import Settings
+from sparring.pipeline.settings.hosts import HostSettings, main, place
+
+SUPERVISOR: Final = "board:supervisor"
+
+
+class Ports:
+    """Free ports, kept for those whom they are found for until it is closed.
+
+    A service listens seconds after its port was found, and again when it is started anew; until then anybody who asks
+    for any port, as each connection does, could be given it. On Linux a socket that is bound and does not listen
+    prevents that, and whoever names the port listens there all the same. Elsewhere it would be in the way: there
+    nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def find(self, host: str, wanted: int = 0) -> int:
+        """The port that is wanted, or with 0 any.
+
+        Raises:
+            SettingsError: it is not free.
+        """
+        with ExitStack() as stack:
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, wanted))
+            except OSError as error:
+                raise SettingsError(
+                    f"got port {wanted} on {host}, which is not free ({error.strerror}); expected a free port; "
+                    "stop what uses it, or set pipeline.address to another port (0 chooses one)"
+                ) from error
+            if sys.platform == "linux":
+                self._kept.push(stack.pop_all())
+            return int(probe.getsockname()[1])
+
+
+def sockets_folder(settings: Settings) -> Path | None:
+    """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
+    wanted = settings.pipeline.transport
+    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
+        return None
+    return Path(tempfile.mkdtemp(prefix="sparring-"))
+
+
+def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[str, str]:
+    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again.
+
+    Raises:
+        SettingsError: a port is not free.
+    """
+    parts = urlsplit(settings.pipeline.address)
+    if parts.scheme == "unix":
+        paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
+        return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
+    if hosts := settings.pipeline.hosts:
+        first = parts.port or settings.pipeline.port - len(stepping)  # below those between the services
+        return {name: _at(hosts[place(hosts, name)].address, first + index) for index, name in enumerate(stepping)}
+    host = parts.hostname or "127.0.0.1"
+    first = parts.port or 0
+    return {name: _at(host, ports.find(host, first and first + index)) for index, name in enumerate(stepping)}
+
+
+def _at(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def endpoints_of(
+    settings: Settings, names: list[str], sockets: Path | None, ports: Ports, first: int = 0
+) -> dict[str, str]:
+    """Addresses of queues and boards.
+
+    Args:
+        settings: of the run.
+        names: of the queues, and of the boards as "board:NAME".
+        sockets: a folder for Unix sockets, or None for loopback ports.
+        ports: to find them with.
+        first: number of the first socket.
+
+    Raises:
+        SettingsError: a port is not free.
+    """
+    if settings.pipeline.hosts:
+        return _between_machines(settings, names, ports)
+    if sockets is not None:
+        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names, first)}
+    return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in names}
+
+
+def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dict[str, str]:
+    """Endpoints at numbered ports, the supervisor's first: who joins knows that one only."""
+    hosts = settings.pipeline.hosts
+    own = main(hosts)
+    found = {}
+    for port, name in enumerate([SUPERVISOR, *names, *(f"board:host-{one}" for one in hosts)], settings.pipeline.port):
+        where = _listening_host(hosts, name)
+        found[name] = _at(hosts[where].address, port)
+        if where == own:
+            ports.find(hosts[where].address, port)
+    return found
+
+
+def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
+    """The host on which somebody listens at a queue or board."""
+    kind, _, rest = name.partition(":")
+    if kind == "board" and rest.startswith("host-"):
+        return rest.removeprefix("host-")
+    if kind == "board":
+        service = {"ghosts": "coordination"}.get(rest, rest.replace("policy-", "learning-", 1))
+    else:
+        service = {"steps": "assembly", "segments": "coordination"}.get(kind, f"learning-{rest}")
+    return place(hosts, service)

@@ -1,0 +1,196 @@
+"""Frames from another service, into the readers of the queue's and the board's ends and the rules behind them.
+
+An input is up to 16 messages: a byte for the kind of end that gets it, a byte for how many frames, and each frame after
+its length in two bytes. What can be read goes to the rules of that end, whose answers must be messages again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, Final
+
+import sparring.pipeline.messages.service  # noqa: F401  registers its records
+from sparring.pipeline.errors import CodecError, Empty
+from sparring.pipeline.messages.codec import SERVICES, Buffer, decode
+from sparring.pipeline.messages.schema import TAGS
+from sparring.pipeline.messages.simulator import Ping
+from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues.board import PublisherState, SubscriberState
+from sparring.pipeline.queues.credit import ReceiverState, SenderState
+from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.wire import (
+    DEFAULT_TIMING,
+    Data,
+    Grant,
+    PublisherHeartbeat,
+    SenderBye,
+    SenderHello,
+    SubscriberStatus,
+    TopicUpdate,
+)
+from tests.fuzzers import mutation
+from tests.fuzzers.examples import example
+from tests.fuzzers.target import Target, Violation
+
+_LENGTH: Final = struct.Struct("<H")
+_MOST: Final = 16
+_CAPACITY: Final = Capacity(messages=4, steps=64, senders=2)
+_ID: Final = "stepping-0.1#18a3bc~0"
+
+
+class Ends:
+    """One end of each kind."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._receiver = ReceiverState(
+            "assembly-0.1#1~0", _CAPACITY, DEFAULT_TIMING, lambda payload: framing.unpack(payload, SERVICES)
+        )
+        self._sender = SenderState(_ID, DEFAULT_TIMING)
+        self._publisher = PublisherState("stepping-0.1#2~0", DEFAULT_TIMING)
+        self._publisher.publish("state", framing.pack(Ping()))
+        self._subscriber = SubscriberState(DEFAULT_TIMING)
+
+    def hear(self, end: int, frames: list[Buffer]) -> None:
+        """Hands a message to one of them, and takes what all of them answer."""
+        self._now += 0.1
+        if end == 0:
+            self._at_receiver(framing.from_sender(frames))
+        elif end == 1:
+            self._at_sender(framing.from_receiver(frames))
+        elif end == 2:
+            self._publisher.on_have(self._now, framing.from_subscriber(frames), "route")
+            for _, said, payload in self._publisher.outgoing(self._now):
+                framing.from_publisher([bytes(one) for one in framing.to_subscriber(said, payload)], SERVICES)
+        else:
+            message, record = framing.from_publisher(frames, SERVICES)
+            if isinstance(message, PublisherHeartbeat):
+                self._subscriber.on_alive(self._now, message)
+            else:
+                self._subscriber.on_update(self._now, message, record)
+            if (have := self._subscriber.outgoing(self._now)) is not None:
+                framing.from_subscriber(framing.to_publisher(have))
+
+    def _at_receiver(self, message: SenderHello | Data | SenderBye) -> None:
+        state = self._receiver
+        if isinstance(message, Data):
+            state.on_data(self._now, message, "route")
+        elif isinstance(message, SenderHello):
+            state.on_hello(self._now, message, "route")
+        else:
+            state.on_bye(message)
+        state.tick(self._now)
+        for _, grant in state.outgoing(self._now):
+            framing.from_receiver(framing.to_sender(grant))
+        held = state.shares
+        if held.messages > _CAPACITY.messages or held.steps > _CAPACITY.steps or min(held.messages, held.steps) < 0:
+            raise Violation(f"{held.messages} messages of {held.steps} steps held, with {_CAPACITY}")
+        if state.queued_messages > 2:
+            state.acknowledge(self._now, state.take())
+
+    def _at_sender(self, grant: Grant) -> None:
+        state = self._sender
+        state.on_grant(self._now, grant)
+        if state.fits(1):
+            state.put(1, framing.pack(Ping()))
+        for said in state.outgoing(self._now):
+            framing.from_sender([bytes(one) for one in framing.to_receiver(said)])
+
+    def empty(self) -> None:
+        """Takes all that waits."""
+        try:
+            while True:
+                self._receiver.acknowledge(self._now, self._receiver.take())
+        except Empty:
+            if self._receiver.queued_messages or self._receiver.shares.messages:
+                raise Violation("messages are counted that nobody can take") from None
+
+
+def one_input(data: bytes) -> None:
+    """Hands every message of an input over, whether the one before was good or not."""
+    ends = Ends()
+    for end, frames in messages(data):
+        with contextlib.suppress(CodecError):
+            decode(frames)
+        try:
+            ends.hear(end, frames)
+        except CodecError:
+            continue
+    ends.empty()
+
+
+def messages(data: bytes) -> Iterator[tuple[int, list[Buffer]]]:
+    """What an input holds; the last frame may be shorter than it says."""
+    at = 0
+    for _ in range(_MOST):
+        if at + 2 > len(data):
+            return
+        end, number = data[at] % 4, data[at + 1] % 32
+        at += 2
+        frames: list[Buffer] = []
+        for _ in range(number):
+            if at + _LENGTH.size > len(data):
+                break
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            frames.append(data[at : at + size])
+            at += size
+        yield end, frames
+
+
+def as_input(said: Sequence[tuple[int, Sequence[Buffer]]]) -> bytes:
+    """The input that holds messages."""
+    out = b""
+    for end, frames in said:
+        out += bytes([end, len(frames)]) + b"".join(_LENGTH.pack(len(one)) + bytes(one) for one in frames)
+    return out
+
+
+def seeds() -> list[bytes]:
+    """Conversations of all ends, and every record in a message."""
+    rng = Random(2)
+    records = [framing.pack(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(2)]
+    hello = (0, framing.to_receiver(SenderHello(sender=_ID, serial=1, oldest=0, sent=0)))
+    inputs = [
+        as_input(
+            [hello, (0, framing.to_receiver(Data(_ID, 0, 3, one))), (0, framing.to_receiver(SenderBye(sender=_ID)))]
+        )
+        for one in records
+    ]
+    grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "whole": 64, "received": 0, "acknowledged": 0}
+    haves = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
+    inputs += [
+        as_input([(1, framing.to_sender(Grant(receiver="assembly-0.1#1~0", echo=1, **grant)))] * 2),
+        as_input([(2, framing.to_publisher(have)) for have in haves]),
+        as_input([(3, framing.to_subscriber(PublisherHeartbeat(publisher="x.1#1~0", echo=1), None))]),
+    ]
+    update = TopicUpdate(publisher="x.1#1~0", echo=1, after=0, revision=1, key="k")
+    inputs += [as_input([(3, framing.to_subscriber(update, one))]) for one in records]
+    return [one for one in inputs if len(one) <= mutation.LONGEST]
+
+
+def mutate(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
+    """Changes bytes, or a value in one frame, or the order of messages."""
+    said = [*messages(data)]
+    if not said or rng.random() < 0.4:
+        return mutation.of_bytes(data, rng, others)
+    at = rng.randrange(len(said))
+    _, frames = said[at]
+    kind = rng.randrange(6)
+    if kind == 0:
+        said.insert(rng.randrange(len(said) + 1), said[at])
+    elif kind == 1:
+        said[at] = rng.randrange(4), frames
+    elif kind == 2 and others:
+        said += messages(rng.choice(others))
+    elif frames:
+        which = rng.randrange(len(frames))
+        changed = mutation.of_header if kind < 5 else lambda one, rng: mutation.of_bytes(one, rng, ())
+        frames[which] = changed(bytes(frames[which]), rng)
+    return as_input([(end, [one[:65535] for one in frames]) for end, frames in said[:_MOST]])[: 4 * mutation.LONGEST]
+
+
+TARGET: Final = Target(unit="messages", seeds=seeds, one_input=one_input, mutate=mutate)
