@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -433,11 +432,11 @@ def test_the_documents_program_passes_with_the_warning_that_the_document_names(
     assert [verdict["rule"] for verdict in verdicts if verdict["status"] == "WARN"] == ["reconnects"]
 
 
-def test_the_readmes_simulator_passes_every_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A newcomer copies it, and runs the next command of the README on it."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (program,) = re.findall(r"   ```python\n(.*?)   ```", readme, re.DOTALL)
-    (tmp_path / "walk.py").write_text(textwrap.dedent(program))
+def test_the_documented_simulator_passes_every_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A newcomer copies it, and runs the next command of the page on it."""
+    page = (Path(__file__).parents[2] / "docs" / "simulators.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "walk.py").write_text(program)
     assert compliance.run(command("--json", "--timeout", "10", "--", sys.executable, str(tmp_path / "walk.py"))) == 0
     verdicts = json.loads(capsys.readouterr().out)
     assert {verdict["status"] for verdict in verdicts} <= {"PASS", "SKIP"}
