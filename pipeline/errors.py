@@ -1,14 +1,14 @@
 """Every failure that sparring raises on purpose.
 
     SparringError
-    |-- SettingsError            a configuration or command line that can not be run
+    |-- SettingsError            a configuration or command line that cannot be run
     |-- CheckpointError          a checkpoint that is missing, damaged, or of another run
     |-- CodecError               bytes that are not one of our records
     |   `-- LimitExceeded        ... because they claim or hold more than is allowed
     |-- ProtocolError            the simulator conversation was broken
     |   |-- LocalProtocolError   ... by this side: a bug here
     |   `-- RemoteProtocolError  ... by the other side
-    |-- QueueError               a queue or board can not do what was asked
+    |-- QueueError               a queue or board cannot do what was asked
     |   |-- Empty                nothing to get right now
     |   |-- Full                 no credit right now
     |   |-- TooLarge             the message can never fit: its maker must split it
@@ -47,7 +47,7 @@ class Explained(SparringError):
 
 
 class SettingsError(SparringError):
-    """A configuration or command line that can not be run."""
+    """A configuration or command line that cannot be run."""
 
 
 class CheckpointError(Explained):
@@ -83,7 +83,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class QueueError(SparringError):
-    """A queue or board can not do what was asked."""
+    """A queue or board cannot do what was asked."""
 
 
 class Empty(QueueError):
@@ -120,10 +120,10 @@ FAILED: Final = 1
 """It went wrong: the run, or what was checked."""
 
 BAD_INPUT: Final = 2
-"""A command line or configuration that can not be run: nothing was started."""
+"""A command line or configuration that cannot be run: nothing was started."""
 
 UNUSABLE: Final = 3
-"""Of a process whose failure a restart can not mend."""
+"""Of a process whose failure a restart cannot mend."""
 
 BELOW: Final = 4
 """`sparring evaluate --at-least`: the policy is not good enough."""
@@ -132,7 +132,7 @@ STALLED: Final = 5
 """A run that did not go on, and was ended for that."""
 
 NO_ROOM: Final = 28
-"""Exit status of a process that could not write what it needs to keep: on a full disk it can not say why."""
+"""Exit status of a process that could not write what it needs to keep: on a full disk it cannot say why."""
 
 CAN_NOT_START: Final = 127
 """In the place of a program that could not be started, as shells have it."""

@@ -24,7 +24,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         durable: also survive a loss of power, at the price of waiting for the disk.
 
     Raises:
-        OSError: the disk is full or the folder can not be written; `path` is as it was.
+        OSError: the disk is full or the folder cannot be written; `path` is as it was.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -46,7 +46,7 @@ def write_through(path: Path, data: bytes) -> None:
     """Writes a file whose folder is not in place yet, and waits for the disk.
 
     Raises:
-        OSError: the disk is full or the folder can not be written; a part may be there.
+        OSError: the disk is full or the folder cannot be written; a part may be there.
     """
     with path.open("wb") as file:
         put(file, data)
@@ -58,7 +58,7 @@ def append(path: Path, data: bytes) -> int:
     """Adds to the end of a file, all of `data` or, unless the process dies, nothing; returns the file's size.
 
     Raises:
-        OSError: the disk is full or the folder can not be written; the file is as it was.
+        OSError: the disk is full or the folder cannot be written; the file is as it was.
     """
     with path.open("ab", buffering=0) as file:
         before = file.tell()

@@ -30,7 +30,7 @@ _RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities":
 
 
 class SpecError(Explained):
-    """A spec that no network can be built for, or a behavior id that can not be read."""
+    """A spec that no network can be built for, or a behavior id that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

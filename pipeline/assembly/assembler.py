@@ -76,7 +76,7 @@ class Assembler:
         return self.block.closed_steps
 
     def apply(self, part: BehaviorSteps) -> None:
-        """Takes over the steps of some wake-ups."""
+        """Takes over the steps of some ticks."""
         self._account.begin(part.produced_before, part.ghosts)
         self._notes.ended(part.results)
         for record in (part.ended, part.joined, part.reported, part.acted):
@@ -93,7 +93,7 @@ class Assembler:
             at = following
 
     def skip(self, part: BehaviorSteps) -> None:
-        """Counts the steps of some wake-ups as not recorded; matches that ended are kept."""
+        """Counts the steps of some ticks as not recorded; matches that ended are kept."""
         self._account.begin(part.produced_before, part.ghosts)
         self._account.count(int(part.completed.sum()), 0)
         self._notes.ended(part.results)
@@ -130,10 +130,10 @@ class Assembler:
         if self.closed_steps or self._notes:
             yield from self._messages(0, everything=True)
 
-    # ---------------------------------------------------------------- one wake-up
+    # ---------------------------------------------------------------- one tick
 
     def alike(self, part: BehaviorSteps, first: int) -> int:
-        """How many wake-ups from `first` on can be taken together: the same live agents decide and act in each."""
+        """How many ticks from `first` on can be taken together: the same live agents decide and act in each."""
         reported, acted, counts = part.reported, part.acted, part.rows
         if reported is None or acted is None or acted.slots is not None:
             return 1
@@ -150,7 +150,7 @@ class Assembler:
         return most if same.all() else int(np.argmin(same))
 
     def _ticks(self, part: BehaviorSteps, rows: list[slice], count: int) -> int:
-        """Applies `count` wake-ups that are alike at once. Returns how many steps they completed."""
+        """Applies `count` ticks that are alike at once. Returns how many steps they completed."""
         assert part.reported is not None
         assert part.acted is not None
         reported, where = cut(part.reported, rows[3]), rows[4]
@@ -163,7 +163,7 @@ class Assembler:
         return found + (count - 1) * n
 
     def _tick(self, part: BehaviorSteps, rows: list[slice], _: int) -> int:
-        """Applies one wake-up: its slice of the rows lost, ended, joined, reported, acted.
+        """Applies one tick: its slice of the rows lost, ended, joined, reported, acted.
 
         Returns how many steps it completed.
         """

@@ -195,12 +195,12 @@ class Block:
         acted: ActionsChosen,
         part: slice,
     ) -> None:
-        """Writes several wake-ups in which the same agents, all here, decided and acted, and nothing else happened.
+        """Writes several ticks in which the same agents, all here, decided and acted, and nothing else happened.
 
         Args:
-            slots: [n] whose; the outcomes of their steps before the first wake-up are written.
-            observations: one [k n, *shape] per observation, wake-up by wake-up.
-            rewards: [(k - 1) n] of the steps that the later wake-ups complete.
+            slots: [n] whose; the outcomes of their steps before the first tick are written.
+            observations: one [k n, *shape] per observation, tick by tick.
+            rewards: [(k - 1) n] of the steps that the later ticks complete.
             group_rewards: likewise, or None.
             acted: the actions.
             part: which of them.
@@ -244,7 +244,7 @@ class Block:
     def close_full(self, slots: Slots) -> None:
         """Finishes the segments of `slots` that have reached the horizon, by less than two; what is beyond goes on.
 
-        In the order of the wake-ups in which they reached it, as if these had been written one by one.
+        In the order of the ticks in which they reached it, as if these had been written one by one.
         """
         lengths = self.lengths[slots]
         full = np.flatnonzero(lengths >= self.horizon)

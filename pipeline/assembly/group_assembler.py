@@ -72,7 +72,7 @@ class GroupAssembler:
         return self._groups.has(keys[keys != 0])
 
     def apply(self, parts: Sequence[BehaviorSteps]) -> None:
-        """Takes over the steps of some wake-ups, of several behavior names at most once each."""
+        """Takes over the steps of some ticks, of several behavior names at most once each."""
         ticks: dict[int, list[tuple[BehaviorMembers, TickEvents]]] = {}
         for part in parts:
             members = self.of(part.behavior)
@@ -83,12 +83,12 @@ class GroupAssembler:
             for number, happened in zip(part.ticks.tolist(), _ticks(part), strict=True):
                 ticks.setdefault(number, []).append((members, happened))
         for number, told in sorted(ticks.items()):
-            # Simulators that went away are told of apart, after what else happened in the wake-up.
+            # Simulators that went away are told of apart, after what else happened in the tick.
             self._tick(number, {one: happened for one, happened in told if not happened.only_lost})
             self._lose([(one, happened.lost) for one, happened in told if happened.only_lost])
 
     def skip(self, part: BehaviorSteps) -> None:
-        """Counts the steps of some wake-ups as not recorded; matches that ended are kept."""
+        """Counts the steps of some ticks as not recorded; matches that ended are kept."""
         members = self.of(part.behavior)
         members.account.begin(part.produced_before, part.ghosts)
         members.account.count(int(part.completed.sum()), 0)
@@ -127,10 +127,10 @@ class GroupAssembler:
         """Messages with everything finished."""
         yield from self._messages()
 
-    # ---------------------------------------------------------------- one wake-up
+    # ---------------------------------------------------------------- one tick
 
     def _tick(self, number: int, tick: Mapping[BehaviorMembers, TickEvents]) -> None:
-        """Applies one wake-up of all behavior names.
+        """Applies one tick of all behavior names.
 
         Outcomes belong to the time before; then who ended leaves, who came enters, and a new time begins for every
         group of which somebody ended or decides.
@@ -394,7 +394,7 @@ class GroupAssembler:
 
 
 def _ticks(part: BehaviorSteps) -> Iterator[TickEvents]:
-    """The wake-ups of a record, one by one."""
+    """The ticks of a record, one by one."""
     bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
     records = (part.lost, part.ended, part.joined, part.reported, part.acted)
     for at, completed in enumerate(part.completed.tolist()):

@@ -1,6 +1,6 @@
 """The groups of one source: their time, what they earn, and which segments of members belong together.
 
-A group's time advances at each wake-up in which any of its members decides or ends. Its segment is open for all
+A group's time advances at each tick in which any of its members decides or ends. Its segment is open for all
 members together, whatever their behavior names, and closes for all together.
 
 g groups, s segments of members, r their steps.
@@ -151,7 +151,7 @@ class MemberRewards:
         own: [n] reward of each.
         shared: [n] reward of the group since the member's last decision.
         totals: [n] what the group had earned by then, as far as was known.
-        decided: [n] wake-up of that decision.
+        decided: [n] tick of that decision.
         ended: [n] the member ended, and what the group got after that in the same report it has not heard of.
     """
 

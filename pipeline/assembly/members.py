@@ -19,7 +19,7 @@ from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, Behav
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TickEvents:
-    """One wake-up of one behavior name.
+    """One tick of one behavior name.
 
     Attributes:
         part: the record it stands in.
@@ -54,7 +54,7 @@ class MemberBlock(Block):
     Attributes:
         places: [slots] of the member's group in the group table.
         totals: [slots] what the group itself had earned at the member's last decision.
-        decided: [slots] wake-up of that.
+        decided: [slots] tick of that.
         departed: of members that are gone, whose groups go on.
         closed_stays: finished, and not sent yet.
     """
@@ -141,7 +141,7 @@ class BehaviorMembers:
         flush: steps that are worth a message.
         sequence: group times from one stored memory of an agent to the next; 0 where nothing is remembered.
         closed_steps: steps in finished segments that are not sent yet.
-        found: steps recorded in the present wake-up.
+        found: steps recorded in the present tick.
     """
 
     def __init__(self, number: int, account: Account, *, horizon: int, flush: int, sequence: int) -> None:

@@ -74,14 +74,14 @@ class PlayerProgram:
         """Launches it, in the process group of this process: whoever ends that group ends the game too.
 
         Raises:
-            PlayerFailed: there is no such program, or it can not be started.
+            PlayerFailed: there is no such program, or it cannot be started.
         """
         if self._command is not None:
             try:
                 self._process = self._launch(self._command)
             except OSError as error:
                 raise self.failure(
-                    f"{self._command[0]!r}, which can not be started ({error.strerror or error})",
+                    f"{self._command[0]!r}, which cannot be started ({error.strerror or error})",
                     "correct the path, and make the file executable",
                 ) from error
         self.phase = "launched"

@@ -114,7 +114,7 @@ class SimulatorProcess:
 
 
 class ConversationStopped(Exception):
-    """The conversation can not go on.
+    """The conversation cannot go on.
 
     Args:
         finding: why.

@@ -78,7 +78,7 @@ def check_simulator(
         clock: seconds, monotonic.
 
     Raises:
-        OSError: the command can not be started.
+        OSError: the command cannot be started.
     """
     host = SimulatorProcess(command)
     try:

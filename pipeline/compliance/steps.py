@@ -35,7 +35,7 @@ class StepRule:
         name: short and stable, for scripts.
         sentence: the rule.
         check: findings against one Step; the first one counts.
-        essential: a Step that breaks it can not be answered.
+        essential: a Step that breaks it cannot be answered.
     """
 
     name: str
@@ -99,7 +99,7 @@ class StepWatch:
         self.acted = {}
 
     def read(self, step: Step) -> bool:
-        """Checks one Step against all rules; False where it can not be answered."""
+        """Checks one Step against all rules; False where it cannot be answered."""
         for rule in STEP_RULES:
             finding = next(rule.check(self, step), None)
             if finding is not None:

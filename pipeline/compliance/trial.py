@@ -154,7 +154,7 @@ class Trial:
         step: Step = message
         self.step = step
         if not self.watch.read(step):
-            raise ConversationStopped(skipped("a Step that can not be answered"))
+            raise ConversationStopped(skipped("a Step that cannot be answered"))
         return step
 
 

@@ -322,7 +322,7 @@ class StepLedger:
         self.miss(state.latest)
 
     def miss(self, latest: Marks, *, over: bool = False) -> None:
-        """Gives up what an earlier start of ours held, and an earlier start of assembly can not send again.
+        """Gives up what an earlier start of ours held, and an earlier start of assembly cannot send again.
 
         A learner takes in order, and first what arrived from that start of ours: once it has taken something of a later
         start of assembly, it will take no more of the earlier one.

@@ -119,7 +119,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
         plain: dict[str, Any] = json.loads(path.read_bytes())
     except ValueError as error:
         raise ServiceError(
-            f"got {path}, which can not be read ({error}); expected the books of this run; "
+            f"got {path}, which cannot be read ({error}); expected the books of this run; "
             "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
         ) from error
     return plain

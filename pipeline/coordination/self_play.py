@@ -254,7 +254,7 @@ class SelfPlay:
         return new
 
     def _forget(self) -> None:
-        """Strikes out players that can not be met any more."""
+        """Strikes out players that cannot be met any more."""
         met = {
             self.player(BehaviorId.parse(seat).name, n) for d in self._draws.values() for seat, n in d.ghosts.items()
         }

@@ -55,7 +55,7 @@ class Snapshots:
                 noted = file.metadata() or {}
         except (OSError, ValueError, SafetensorError) as error:
             raise ServiceError(
-                f"got {path}, which can not be read ({error}); expected a snapshot that this run has written; "
+                f"got {path}, which cannot be read ({error}); expected a snapshot that this run has written; "
                 "put it back from a copy of the run folder, or start a new run"
             ) from error
         trained, network = int(noted.get("trained", 0)), noted.get("network", "")

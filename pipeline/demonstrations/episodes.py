@@ -95,7 +95,7 @@ def read(path: Path) -> Recording:
         spec = read_spec(json.loads(metadata["spec"]))
         recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
     except (ValueError, KeyError, TypeError, RecursionError, Explained) as error:
-        raise _refused(path, f"a spec that can not be read ({error})") from error
+        raise _refused(path, f"a spec that cannot be read ({error})") from error
     lengths = columns.get("lengths")
     if lengths is None or lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
         raise _refused(path, "column 'lengths' that is not one int32 of at least 1 for each episode")

@@ -35,7 +35,7 @@ def content(data: bytes) -> Content:
     """All messages of a file.
 
     Raises:
-        Unreadable: a message is cut off, can not be decoded, is missing or too many; or the version is unknown.
+        Unreadable: a message is cut off, cannot be decoded, is missing or too many; or the version is unknown.
     """
     if not data:
         raise Unreadable("an empty file")

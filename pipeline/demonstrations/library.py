@@ -127,7 +127,7 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
             itself under `auto`.
 
     Raises:
-        RecordingError: nothing is there, a file can not be read, or was recorded with another spec.
+        RecordingError: nothing is there, a file cannot be read, or was recorded with another spec.
     """
     parts, files = [], []
     for file in files_of(Path(path)):

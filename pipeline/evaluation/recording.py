@@ -61,7 +61,7 @@ class Recorder:
         simulator went away has a last segment too. The two may come in any order, and in different messages.
 
         Raises:
-            OSError: the disk is full or the folder can not be written.
+            OSError: the disk is full or the folder cannot be written.
         """
         told = segments.episodes.agents
         self._told.update(told[told <= self._wanted].tolist() if self._wanted else told.tolist())

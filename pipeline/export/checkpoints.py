@@ -59,10 +59,10 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
         kind: of the files.
 
     Raises:
-        ExportError: the policy can not be exported, the export does not do what the network does, or a package is
+        ExportError: the policy cannot be exported, the export does not do what the network does, or a package is
             missing; no file was written.
         CheckpointError: the checkpoint's weights do not fit its description.
-        OSError: the disk is full or a folder can not be written.
+        OSError: the disk is full or a folder cannot be written.
     """
     began = time.perf_counter()
     policy = trained_policy(checkpoint)

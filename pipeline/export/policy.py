@@ -44,7 +44,7 @@ _ACTOR: Final = "actor."
 
 
 class ExportError(Explained):
-    """A policy that can not be exported, or an export that does not do what the policy does."""
+    """A policy that cannot be exported, or an export that does not do what the policy does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

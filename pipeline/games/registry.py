@@ -98,7 +98,7 @@ def option_types(name: str) -> tuple[dict[str, tuple[type, ...]], bool]:
 
 
 def required_options(name: str) -> list[str]:
-    """The options without which a simulator can not be made. Raises as `option_types`."""
+    """The options without which a simulator cannot be made. Raises as `option_types`."""
     parameters = inspect.signature(_maker(name)).parameters.values()
     named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     return [one.name for one in named if one.default is one.empty and one.name != "areas"]

@@ -26,7 +26,7 @@ PLAYER_RADIUS: Final = 0.5
 BALL_RADIUS: Final = 0.3
 MAX_PLAYER_SPEED: Final = 3.0
 MAX_BALL_SPEED: Final = 7.0
-"""A ball moves less than a contact's reach in one step, so it can not pass through a player."""
+"""A ball moves less than a contact's reach in one step, so it cannot pass through a player."""
 GRIP: Final = 0.5
 """Share of the way from its velocity to the commanded one that a player covers in one step."""
 TURN: Final = 0.35

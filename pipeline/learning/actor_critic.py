@@ -140,7 +140,7 @@ class ActorCritic:
         generator: random source of initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
+        Unsupported: the spec or the settings ask for what cannot be built.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:

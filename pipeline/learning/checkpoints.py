@@ -96,7 +96,7 @@ class CheckpointFolder:
         behavior: name; a folder of this name is made at the first save.
 
     Raises:
-        CheckpointError: the name can not be a folder's.
+        CheckpointError: the name cannot be a folder's.
     """
 
     def __init__(self, root: Path, behavior: str) -> None:
@@ -114,7 +114,7 @@ class CheckpointFolder:
 
         Raises:
             CheckpointError: a weight is not finite; nothing was written.
-            OSError: the disk is full or the folder can not be written; the checkpoints are as they were.
+            OSError: the disk is full or the folder cannot be written; the checkpoints are as they were.
         """
         path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
         self._keep("checkpoint", keep)
@@ -157,7 +157,7 @@ class CheckpointFolder:
         """Keeps `version` as given out; to be called before its weights are published.
 
         Raises:
-            OSError: the disk is full or the folder can not be written.
+            OSError: the disk is full or the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         # Not flushed to the disk: this runs once per update, and a flush may take longer than a small update does.

@@ -196,7 +196,7 @@ def cloning_of(
     """Cloning, where the settings ask for it.
 
     Raises:
-        RecordingError: demonstrations are not there, can not be read, or are of another spec.
+        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
     """
     wanted = settings.behavioral_cloning
     if wanted is None:

@@ -192,7 +192,7 @@ class GroupNetworks:
         generator: random source of initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
+        Unsupported: the spec or the settings ask for what cannot be built.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ class POCA:
         device: where the networks are.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
-        RecordingError: demonstrations are not there, can not be read, or are of another spec.
+        Unsupported: the spec or the settings ask for what cannot be built.
+        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ Decode = Callable[[Any, Arrays], Any]
 PREFIX: Final = struct.Struct("<II")
 _INT: Final = {int}
 _SHORT: Final = 1024
-"""Bytes of a header whose lists can not claim much even where each holds the next."""
+"""Bytes of a header whose lists cannot claim much even where each holds the next."""
 _DTYPES: Final = {text: np.dtype(text) for text in ("<f4", "|u1", "|b1", "<i4", "<i8")}
 
 
@@ -213,8 +213,8 @@ class FrameReader:
         """The next record, or None until more bytes are fed.
 
         Raises:
-            LimitExceeded: the message claims more than is allowed; the stream can not go on.
-            CodecError: the message is malformed; the stream can not go on.
+            LimitExceeded: the message claims more than is allowed; the stream cannot go on.
+            CodecError: the message is malformed; the stream cannot go on.
         """
         if len(self._buffer) < PREFIX.size:
             return None

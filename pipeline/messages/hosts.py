@@ -67,7 +67,7 @@ class PartState:
         pid: process id on its machine.
         ended: it runs no more.
         failure: what went wrong; "" where it ended in order.
-        hopeless: a restart can not mend it.
+        hopeless: a restart cannot mend it.
     """
 
     number: int

@@ -102,7 +102,7 @@ class ActionsChosen:
     """Actions chosen for the decisions last reported; later than these where the budget withheld them.
 
     Attributes:
-        slots: [n] slot; None where the rows are those of `OutcomesReported`, wake-up by wake-up.
+        slots: [n] slot; None where the rows are those of `OutcomesReported`, tick by tick.
         log_probs: [n] log-probability of the joint action.
         versions: [n] policy version that chose.
         continuous: [n, continuous actions] raw sample; None where the behavior has none.
@@ -123,15 +123,15 @@ class ActionsChosen:
 
 @record("behavior_steps")
 class BehaviorSteps:
-    """One or several wake-ups of stepping for one behavior name.
+    """One or several ticks of stepping for one behavior name.
 
-    The rows of all wake-ups stand one after the other; those of one wake-up are applied in the order
+    The rows of all ticks stand one after the other; those of one tick are applied in the order
     of the columns of `rows`, then those of the next.
 
     Attributes:
         behavior: name.
-        produced_before: steps this source completed for the behavior before the first wake-up.
-        ticks: [t] number of each wake-up; what happened in one tick happened together.
+        produced_before: steps this source completed for the behavior before the first tick.
+        ticks: [t] number of each tick; what happened in one tick happened together.
         completed: [t] steps that the rows of `ended` and `reported` complete: the others of these
             rows had no action pending.
         rows: [t, 5] how many rows of lost, ended, joined, reported and acted belong to each.
@@ -140,7 +140,7 @@ class BehaviorSteps:
         joined: slots newly given.
         reported: agents at their next decision.
         acted: actions chosen.
-        ghosts: steps that ghosts have played for this behavior name in all, by the last wake-up; no row tells of them.
+        ghosts: steps that ghosts have played for this behavior name in all, by the last tick; no row tells of them.
         results: matches of learning agents of this name that ended.
     """
 
@@ -160,7 +160,7 @@ class BehaviorSteps:
 
 @record("step_batch")
 class StepBatch:
-    """What one source did in one or several wake-ups.
+    """What one source did in one or several ticks.
 
     Attributes:
         source: its start.
@@ -247,7 +247,7 @@ class TeammateSegments:
 class Shared:
     """What the segments of one group have in common.
 
-    A group's time advances at each wake-up in which any of its members decides or ends. A group segment covers `span`
+    A group's time advances at each tick in which any of its members decides or ends. A group segment covers `span`
     of these times, 0 to span - 1, for all its members together; what followed is at time `span`. Row i of a member is
     its last decision from its own time on, up to that of row i + 1 or of what followed; that one is its last decision
     from there until `until`. So who is there at a time, and what it saw and did last, is an arithmetic on these

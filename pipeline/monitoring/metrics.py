@@ -260,7 +260,7 @@ def quantile(histogram: Histogram, q: float) -> float:
 
 
 def added(one: Histogram, other: Histogram) -> Histogram:
-    """Both together; the second alone where the bounds differ, as they can not be combined."""
+    """Both together; the second alone where the bounds differ, as they cannot be combined."""
     if one.bounds != other.bounds:
         return other
     counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))

@@ -66,7 +66,7 @@ class ProgressTracker:
             self._passed[product] = count, self._clock()
 
     def waits(self, activity: str, what: str, *sources: str, said: str = "", who: str = "") -> None:
-        """An activity can not go on.
+        """An activity cannot go on.
 
         Args:
             activity: what it hands on when it goes on, or `ALL`.

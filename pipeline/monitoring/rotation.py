@@ -33,7 +33,7 @@ class Rotating:
         """Adds a line, which ends with a newline.
 
         Raises:
-            OSError: it can not be written.
+            OSError: it cannot be written.
         """
         data = line.encode()
         self.make_way(len(data))
@@ -44,7 +44,7 @@ class Rotating:
         """Puts the file aside where `more` bytes would make it too large.
 
         Raises:
-            OSError: it can not be moved.
+            OSError: it cannot be moved.
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         if size and size + more > self._most_bytes:
@@ -83,7 +83,7 @@ def trim(path: Path, kept: int) -> int:
         How many bytes were written in between and are lost.
 
     Raises:
-        OSError: the copy can not be written; the file is as it was.
+        OSError: the copy cannot be written; the file is as it was.
     """
     new = path.with_name(f"{path.name}.new")
     with path.open("rb+") as file:

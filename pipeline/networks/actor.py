@@ -47,7 +47,7 @@ class Actor(nn.Module):
         carried: numbers that an agent carries from one decision to the next: M, then P where they are shown.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
+        Unsupported: the spec or the settings ask for what cannot be built.
     """
 
     def __init__(

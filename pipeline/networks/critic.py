@@ -28,7 +28,7 @@ class Critic(nn.Module):
         generator: random source of the initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
+        Unsupported: the spec or the settings ask for what cannot be built.
     """
 
     def __init__(

@@ -28,14 +28,14 @@ def usable(name: str | None) -> torch.device:
     """The device of a name, after something was worked out on it; the processor for None.
 
     Raises:
-        Unsupported: PyTorch can not use it here.
+        Unsupported: PyTorch cannot use it here.
     """
     device = torch.device(name or "cpu")
     try:
         back(torch.ones(1, device=device) + 1)
     except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch that was built without CUDA
         raise Unsupported(
-            got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} can not use here: {_first(error)}",
+            got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} cannot use here: {_first(error)}",
             expected=" or ".join(_there()),
             remedy="install a PyTorch that is built for it where the learner runs, or leave torch_settings.device out",
         ) from error

@@ -86,7 +86,7 @@ class GroupCritic(nn.Module):
         largest: most members ever seen in a group.
 
     Raises:
-        Unsupported: the spec or the settings ask for what can not be built.
+        Unsupported: the spec or the settings ask for what cannot be built.
     """
 
     largest: Tensor

@@ -22,7 +22,7 @@ SMALLEST: Final[dict[VisualEncoder, int]] = {
 
 
 class Unsupported(Explained, SettingsError):
-    """Something that the settings or a behavior's spec ask for and that can not be built."""
+    """Something that the settings or a behavior's spec ask for and that cannot be built."""
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:

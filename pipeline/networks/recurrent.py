@@ -33,7 +33,7 @@ Network Architectures", section 2.2)."""
 class Layout:
     """Where the rows of sequences lie, so that a recurrent layer takes one time step of all of them at once.
 
-    Sequences of different lengths are packed, never padded: what is not there can not enter a loss or a statistic.
+    Sequences of different lengths are packed, never padded: what is not there cannot enter a loss or a statistic.
 
     Attributes:
         order: [B] the rows by time, at each time the longest sequence first.

@@ -23,7 +23,7 @@ class Timer:
         self._due = due
         self._fire = fire
         self._armed = -math.inf
-        self._offset = 0.0  # from our clock to the event loop's, which a callback can not ask
+        self._offset = 0.0  # from our clock to the event loop's, which a callback cannot ask
         self._scope: anyio.CancelScope | None = None
         self._stopped = False
 

@@ -202,7 +202,7 @@ class ZmqTransport:
         linger: float = 0.2,
         protection: Protection = UNPROTECTED,
     ) -> None:
-        make_id(start, 0)  # refuses what can not be a start
+        make_id(start, 0)  # refuses what cannot be a start
         self.endpoints = dict(endpoints)
         self.start = start
         self._timing = timing
@@ -478,7 +478,7 @@ class ZmqTransport:
         return link
 
     def _answered(self, event: str, name: str, endpoint: str) -> None:
-        """What came of our knocking. A service that is not let in can not work, and ZeroMQ does not try again."""
+        """What came of our knocking. A service that is not let in cannot work, and ZeroMQ does not try again."""
         if event in REFUSED:
             raise _no_entrance(name)
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # it is going down, or expects another key: ZeroMQ tries again

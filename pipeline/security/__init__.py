@@ -7,7 +7,7 @@
         tls/authority.pem, .key   what signs the certificates of this folder
         tls/server.pem, .key      of the endpoint for simulators
         tls/NAME.pem, .key        of one simulator each
-        token                     for simulators that can not show a certificate
+        token                     for simulators that cannot show a certificate
 
 A machine needs of it only what its services and simulators use: `docs/security.md` lists that. Reading
 takes the standard library (and PyYAML for `allowed`), so that a simulator's machine can; `making` takes more.

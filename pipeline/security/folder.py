@@ -144,7 +144,7 @@ def read_text(path: Path, *, secret: bool) -> str:
             return file.read(2**20).decode("ascii")
     except OSError as error:
         raise SettingsError(
-            f"got {path}, which can not be read ({error.strerror}); expected a file of keys; "
+            f"got {path}, which cannot be read ({error.strerror}); expected a file of keys; "
             "make them with `sparring keys`, or copy this one from where they were made"
         ) from None
     except UnicodeDecodeError:

@@ -38,7 +38,7 @@ def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) 
         hosts: names and addresses at which simulators reach the endpoint, beside loopback.
 
     Raises:
-        SettingsError: the folder holds something, can not be made, or a name is none.
+        SettingsError: the folder holds something, cannot be made, or a name is none.
     """
     _check_names(simulators)
     _check_hosts(hosts)
@@ -59,7 +59,7 @@ def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) 
             raise
     except OSError as error:
         raise SettingsError(
-            f"got the folder {directory}, which can not be made ({error.strerror}); expected a place for keys; "
+            f"got the folder {directory}, which cannot be made ({error.strerror}); expected a place for keys; "
             "name another, or make its parent writable"
         ) from None
 
@@ -133,7 +133,7 @@ def _signer(tls: Path) -> Identity:
         return certificates.load(pem, key)
     except ValueError:
         raise SettingsError(
-            f"got {tls / 'authority.pem'} or its key, which can not be used; expected the authority of these keys; "
+            f"got {tls / 'authority.pem'} or its key, which cannot be used; expected the authority of these keys; "
             "copy both from where they were made"
         ) from None
 

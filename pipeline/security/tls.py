@@ -71,6 +71,6 @@ def _refuse_password() -> str:
 def _unusable(path: Path, error: OSError) -> SettingsError:
     reason = getattr(error, "reason", None) or error.strerror
     return SettingsError(
-        f"got {path} or its key, which can not be used ({reason}); expected a certificate and its key; "
+        f"got {path} or its key, which cannot be used ({reason}); expected a certificate and its key; "
         "make them with `sparring keys`, or copy both from where they were made"
     )

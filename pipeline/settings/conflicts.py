@@ -1,4 +1,4 @@
-"""What can not be true at once in one configuration although every key by itself is fine."""
+"""What cannot be true at once in one configuration although every key by itself is fine."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def parse(text: str, file: str) -> Entry:
 
 
 class _Builder:
-    """Turns nodes into entries and collects what can not be."""
+    """Turns nodes into entries and collects what cannot be."""
 
     def __init__(self, file: str) -> None:
         self.problems: list[Problem] = []

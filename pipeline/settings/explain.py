@@ -196,7 +196,7 @@ def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:
 
 
 def _key_of(path: Path) -> Path:
-    """The nearest key on the way back: an item can not leave its list without renumbering the others."""
+    """The nearest key on the way back: an item cannot leave its list without renumbering the others."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     return path

@@ -85,7 +85,7 @@ def not_here(settings: Settings) -> list[str]:
 
 
 def no_device(settings: Settings, host: str | None = None) -> Unsupported | None:
-    """Why the learners of a machine can not train on the device that the settings name; None where they can.
+    """Why the learners of a machine cannot train on the device that the settings name; None where they can.
 
     It is tried in a process of its own: who asks loads no torch, and holds nothing of a GPU.
 

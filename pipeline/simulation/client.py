@@ -68,7 +68,7 @@ def run(
         sleep: waits between attempts to connect; None: in a way that a signal ends.
 
     Raises:
-        SettingsError: no address, a variable that is no whole number, or keys that can not be used.
+        SettingsError: no address, a variable that is no whole number, or keys that cannot be used.
         LinkLost: no trainer answered in time.
         RemoteProtocolError: the trainer broke the protocol, or says that this side did.
     """

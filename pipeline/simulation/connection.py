@@ -130,7 +130,7 @@ class Client:
             reconnect: False raises where a connection breaks.
 
         Raises:
-            SettingsError: keys that can not be used.
+            SettingsError: keys that cannot be used.
             LinkLost: no trainer answered in time.
             RemoteProtocolError: the trainer refused.
         """

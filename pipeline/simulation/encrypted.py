@@ -36,7 +36,7 @@ def credential_of(
         environ: variables; None: the process's own.
 
     Raises:
-        SettingsError: a file of the keys can not be used.
+        SettingsError: a file of the keys cannot be used.
     """
     variables = os.environ if environ is None else environ
     credential = credential or variables.get("SPARRING_CREDENTIAL", "")

@@ -1,4 +1,4 @@
-"""One simulator's side of a wake-up: its agents, and the frame that waits for an answer."""
+"""One simulator's side of a tick: its agents, and the frame that waits for an answer."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
     """Refuses a behavior that needs a learner of its own where there are `known` such already.
 
     Raises:
-        RemoteProtocolError: that is the limit, or the name can not be that of a folder.
+        RemoteProtocolError: that is the limit, or the name cannot be that of a folder.
     """
     if not names_a_folder(name):
         raise RemoteProtocolError(

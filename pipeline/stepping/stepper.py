@@ -1,11 +1,11 @@
-"""One wake-up of stepping, without I/O: frames in, steps and actions out.
+"""One tick of stepping, without I/O: frames in, steps and actions out.
 
-Whatever simulators sent since the last wake-up is taken over first: outcomes complete steps. Then
+Whatever simulators sent since the last tick is taken over first: outcomes complete steps. Then
 every simulator that the budgets let go on is acted for, all rows of a behavior in one forward pass.
 A simulator whose behavior is at its budget waits with all its behaviors; its outcomes are taken over
 all the same, so that the learner can have them.
 
-In lockstep a wake-up is a round: it begins when every simulator has sent its frame, and takes them in
+In lockstep a tick is a round: it begins when every simulator has sent its frame, and takes them in
 the order of their numbers, rows by agent id. A behavior that has used its budget up keeps all, whether it has agents at
 the moment or not: what others do meanwhile would be before or after the cut that its learner waits for, as it happens.
 
@@ -44,7 +44,7 @@ from sparring.pipeline.stepping.waiting import ASSIGNMENT, PERMITS, WEIGHTS, Rea
 
 @dataclass(slots=True)
 class TickResult:
-    """What a wake-up did.
+    """What a tick did.
 
     Attributes:
         acts: answers: connection key, Act or Reset, time of the frame's arrival, seconds withheld.
@@ -103,7 +103,7 @@ class Stepper:
         self._max_agents = max_agents
         self._agents_each = agents_each
         self._number = 0
-        self._ticks: dict[str, BehaviorTick] = {}  # of this wake-up
+        self._ticks: dict[str, BehaviorTick] = {}  # of this tick
         self._told = PendingSteps()
         self._rejoin = False
         self.introduced = False
@@ -177,7 +177,7 @@ class Stepper:
         return Reset(parameters=told.parameters, samplers=told.samplers, seed=seed)
 
     def disconnect(self, key: int) -> None:
-        """The link is closed: the next wake-up closes what its agents had open."""
+        """The link is closed: the next tick closes what its agents had open."""
         connection = self.connections.get(key)
         if connection is not None:
             connection.gone = True
@@ -222,10 +222,10 @@ class Stepper:
                 behavior.permit = replace(permit, allowance=behavior.produced)
 
     def rejoin(self) -> None:
-        """The reader of the steps is new: tell it of all live agents with the next wake-up."""
+        """The reader of the steps is new: tell it of all live agents with the next tick."""
         self._rejoin = True
 
-    # ---------------------------------------------------------------- a wake-up
+    # ---------------------------------------------------------------- a tick
 
     def wake(self, now: float, *, acting: bool = True) -> TickResult:
         """Takes over what arrived, acts for who may go on.
@@ -257,7 +257,7 @@ class Stepper:
         return self._told.some
 
     def take_steps(self) -> tuple[BehaviorSteps, ...]:
-        """What assembly gets of the wake-ups since the last call, in order of behavior names."""
+        """What assembly gets of the ticks since the last call, in order of behavior names."""
         self.introduced = False
         return self._told.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
 
@@ -283,7 +283,7 @@ class Stepper:
     # ---------------------------------------------------------------- inside
 
     def _tick(self, name: str) -> BehaviorTick:
-        """What this wake-up leaves of behavior `name`."""
+        """What this tick leaves of behavior `name`."""
         tick = self._ticks.get(name)
         if tick is None:
             tick = self._ticks[name] = self._told.add(name, BehaviorTick(self._number), self.behaviors[name].produced)

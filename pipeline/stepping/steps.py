@@ -1,4 +1,4 @@
-"""What wake-ups leave for assembly: kept as it came, joined into columns when it is taken.
+"""What ticks leave for assembly: kept as it came, joined into columns when it is taken.
 
 Joining is put off, because simulators wait for their actions and nobody waits for the steps.
 """
@@ -94,10 +94,10 @@ class AgentEpisodes:
 
 @dataclass(slots=True)
 class BehaviorTick:
-    """One wake-up of one behavior name; lists have an entry per simulator and behavior id.
+    """One tick of one behavior name; lists have an entry per simulator and behavior id.
 
     Attributes:
-        number: of the wake-up.
+        number: of the tick.
         completed: steps completed by `ended` and `reported`.
     """
 
@@ -130,7 +130,7 @@ class BehaviorTick:
 
 
 class PendingSteps:
-    """The wake-ups of all behaviors since the last `take`."""
+    """The ticks of all behaviors since the last `take`."""
 
     def __init__(self) -> None:
         self._produced_before: dict[str, int] = {}
@@ -142,7 +142,7 @@ class PendingSteps:
         return bool(self._ticks)
 
     def add(self, name: str, tick: BehaviorTick, produced_before: int) -> BehaviorTick:
-        """Notes a wake-up of behavior `name`, to be filled; steps produced before it."""
+        """Notes a tick of behavior `name`, to be filled; steps produced before it."""
         if name not in self._ticks:
             self._ticks[name] = []
             self._produced_before[name] = produced_before

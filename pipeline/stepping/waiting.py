@@ -53,7 +53,7 @@ class Waiting(Protocol):
 
 
 def waits_for(stepper: Waiting, behavior: str, *, lockstep: bool) -> Reason | None:
-    """What keeps the simulators of a behavior; None where a frame waits for the next wake-up only.
+    """What keeps the simulators of a behavior; None where a frame waits for the next tick only.
 
     Args:
         stepper: that acts for them.

@@ -6,7 +6,7 @@ prints trained agent-steps per second of both and their ratio, for two loads:
 learner   the learner is the bottleneck: MA-POCA, 3 epochs, minibatches of 256, as in configs/soccer.yaml.
 stepping  stepping and the simulators are: PPO, 1 epoch over 32 units. There every ghost's step takes the place of one
           that could be learned from, so half is the most that self-play with two teams can have; and the rows of one
-          wake-up are divided among several policies.
+          tick are divided among several policies.
 
 Exit status 1 if the median ratio of the first is below 0.75.
 """

@@ -88,7 +88,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
 
 
 def unreadable(settings: Settings) -> Iterator[str]:
-    """Demonstrations that can not be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    """Demonstrations that cannot be read, one line for each. Whether they fit a simulator is seen when it is here."""
     hosts = settings.pipeline.hosts
     for section, behavior in settings.sections.items():
         if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Examines the simulator and prints the verdicts; 0 where no rule failed.
 
     Raises:
-        SettingsError: there is no command, it can not be started, or a number makes no sense.
+        SettingsError: there is no command, it cannot be started, or a number makes no sense.
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command or args.episodes < 1 or args.timeout <= 0:

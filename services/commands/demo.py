@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Shows what each file holds; 0.
 
     Raises:
-        SettingsError: a path holds no recorded episodes, or a file can not be read; nothing is shown.
+        SettingsError: a path holds no recorded episodes, or a file cannot be read; nothing is shown.
     """
     try:
         files = [file for path in args.paths for file in files_of(path)]

@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
         what: was looked at.
-        state: ok; warn: a run may go, but worse; bad: it can not go.
+        state: ok; warn: a run may go, but worse; bad: it cannot go.
         got: what was found.
         expected: what would be right.
         remedy: what to do.
@@ -155,7 +155,7 @@ def socket_path(what: str, path: Path) -> Row:
         got = f"{path}, {len(os.fsencode(path))} bytes"
         return Row(what=what, state="bad", got=got, expected=expected, remedy="choose a shorter one, as in /tmp")
     if not os.access(path.parent, os.W_OK):
-        got = f"{path.parent}, which is not there or can not be written"
+        got = f"{path.parent}, which is not there or cannot be written"
         return Row(what=what, state="bad", got=got, expected=expected, remedy="make it, or choose another")
     if path.exists() and _answers(path):
         remedy = "stop what uses it, or choose another"
@@ -223,7 +223,7 @@ def room(what: str, free: int, *, writable: bool, enough: int, least: int) -> Ro
     """Room in a folder, in bytes: below `enough` a warning, below `least` no run can go."""
     expected = f"a folder that can be written, with {_size(enough)} free"
     if not writable:
-        return Row(what=what, state="bad", got="it can not be written", expected=expected, remedy="choose another")
+        return Row(what=what, state="bad", got="it cannot be written", expected=expected, remedy="choose another")
     state: State = "bad" if free < least else "warn" if free < enough else "ok"
     remedy = "" if state == "ok" else "make room, or choose a folder elsewhere"
     return Row(what=what, state=state, got=f"{_size(free)} free", expected=expected, remedy=remedy)

@@ -43,7 +43,7 @@ def load_player(path: Path) -> Checkpoint:
     try:
         return load(path)
     except (OSError, CheckpointError) as error:
-        raise SettingsError(f"got the checkpoint {path}, which can not be played: {error}") from error
+        raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
 
 
 def actor_of(checkpoint: Checkpoint) -> PolicyWeights:

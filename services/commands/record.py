@@ -251,7 +251,7 @@ class _Session:
         """Writes what has ended, and says what it came to; returns whether each behavior has an episode at least.
 
         Raises:
-            ServiceError: a file can not be written.
+            ServiceError: a file cannot be written.
         """
         for name, tape in self._tapes.items():
             if tape.unfinished:
@@ -264,14 +264,14 @@ class _Session:
                 write_atomically(self._file(name), encode(recording))
             except OSError as error:
                 raise ServiceError(
-                    f"got {self._file(name)}, which can not be written ({error.strerror}); expected room in a folder; "
+                    f"got {self._file(name)}, which cannot be written ({error.strerror}); expected room in a folder; "
                     "make some, or name another with --out"
                 ) from error
             _say(_summary(name, describe(recording), self._file(name)))
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
-        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that can not be a file's
+        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
 
 
@@ -295,7 +295,7 @@ def _converse(
     """Plays until all is recorded, or the simulator says Bye.
 
     Raises:
-        SettingsError: the simulator can not do what was asked for.
+        SettingsError: the simulator cannot do what was asked for.
         RemoteProtocolError: it broke the protocol; it was told so.
         ServiceError: it is gone, or did not answer in time.
     """

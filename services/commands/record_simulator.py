@@ -131,6 +131,6 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
     except OSError as error:
         raise SettingsError(
-            f"got {address} for the simulator, which can not be used ({error.strerror}); expected a free address; "
+            f"got {address} for the simulator, which cannot be used ({error.strerror}); expected a free address; "
             "stop what uses it, or set pipeline.address to another"
         ) from error

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the service until SIGTERM or SIGINT.
 
     Raises:
-        SparringError: the run's folder can not be read, or the service can not work.
+        SparringError: the run's folder cannot be read, or the service cannot work.
     """
     directory = args.run.absolute()
     prepared, endpoints = load_run(directory)

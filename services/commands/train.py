@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains; returns the exit status: 0 at the end or a stop by the user, else that of how the run ended.
 
     Raises:
-        SettingsError: the configuration or an argument can not be run.
+        SettingsError: the configuration or an argument cannot be run.
     """
     if given := [f"--{word}" for word in _OLD_FILES if getattr(args, word) is not None]:
         raise SettingsError(
@@ -232,14 +232,14 @@ def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse(settings: Settings, *, insecure: bool) -> None:
-    """Refuses what can not be run, before anything is started."""
+    """Refuses what cannot be run, before anything is started."""
     lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
     lines += [*keys_missing(settings), *keys_unusable(settings)]
     if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
         lines.append(str(refused))
     if lines:
         listed = "\n  ".join(lines)
-        raise SettingsError(f"got settings that can not be run here:\n  {listed}\nexpected none; mend each")
+        raise SettingsError(f"got settings that cannot be run here:\n  {listed}\nexpected none; mend each")
 
 
 def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:

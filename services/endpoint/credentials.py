@@ -107,7 +107,7 @@ def credentials(address: str, keys: Path | None, accepted: Accepted, *, encrypt:
         encrypt: False leaves TCP in the clear: then the token is all that can be shown.
 
     Raises:
-        SettingsError: a file of the keys can not be used, or a token would be shown in the clear beyond this machine.
+        SettingsError: a file of the keys cannot be used, or a token would be shown in the clear beyond this machine.
     """
     if keys is None or urlsplit(address).scheme == "unix":
         return Credentials()

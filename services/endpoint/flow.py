@@ -1,7 +1,7 @@
 """How fast a simulator is read, and how much of it is held: it waits, it is not turned away.
 
 A peer that sends too much is read more slowly: its own system then makes it wait, nothing of it is lost, and an honest
-simulator that is merely fast notices no more than that. What can not be repaired by waiting is refused: see `limits`.
+simulator that is merely fast notices no more than that. What cannot be repaired by waiting is refused: see `limits`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def allow_descriptors(wanted: int) -> int:
 
 
 class PacedListener(Listener[SocketStream]):
-    """Listens on sockets, and is not ended by a connection that it can not take.
+    """Listens on sockets, and is not ended by a connection that it cannot take.
 
     Args:
         listeners: on the sockets.
@@ -88,7 +88,7 @@ async def listen(address: str) -> Listener[SocketStream]:
     """Listens on `tcp://HOST:PORT` or `unix:///PATH`.
 
     Raises:
-        ServiceError: the address is in use or can not be bound.
+        ServiceError: the address is in use or cannot be bound.
     """
     parts = urlsplit(address)
     try:
@@ -103,6 +103,6 @@ async def listen(address: str) -> Listener[SocketStream]:
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         raise ServiceError(
-            f"got {address!r} for simulators, which {'is in use' if in_use else f'can not be bound ({error})'}; "
+            f"got {address!r} for simulators, which {'is in use' if in_use else f'cannot be bound ({error})'}; "
             "expected a free address; stop what uses it, or set pipeline.address to another (port 0 chooses one)"
         ) from error

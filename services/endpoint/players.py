@@ -167,7 +167,7 @@ class PlayerConnection:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Tells of what can not be used, and has the player quit."""
+        """Tells of what cannot be used, and has the player quit."""
         try:
             yield
         except Unreadable as error:
@@ -260,7 +260,7 @@ def _told(parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> b
     """Side channel bytes of parameters. The player draws from samplers itself, whenever the game asks.
 
     Raises:
-        SettingsError: one can not be told.
+        SettingsError: one cannot be told.
     """
     if not parameters:
         return b""

@@ -43,7 +43,7 @@ class HostedService(Protocol):
 
     @property
     def hopeless(self) -> bool:
-        """Whether it ended in a way that a restart can not mend."""
+        """Whether it ended in a way that a restart cannot mend."""
 
     def stop(self) -> None:
         """Asks it to end in order."""
@@ -151,7 +151,7 @@ class ProcessHost:
             output: where its standard output goes; None sends it to the same file.
 
         Raises:
-            OSError: it can not be started.
+            OSError: it cannot be started.
         """
         path = self._logs / f"{name}.stderr"
         with path.open("ab") as errors:

@@ -22,7 +22,7 @@ def end_with_supervisor() -> None:
     text = os.environ.pop(PIPE_VARIABLE, "")
     if not text:
         return
-    if sys.platform == "linux":  # also ends a process that is stopped and can not read its pipe
+    if sys.platform == "linux":  # also ends a process that is stopped and cannot read its pipe
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     descriptor = int(text)
     threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()

@@ -44,7 +44,7 @@ class RemotePart:
 
     @property
     def hopeless(self) -> bool:
-        """Whether a restart can not mend it."""
+        """Whether a restart cannot mend it."""
         return self._state.hopeless
 
     @property
@@ -236,7 +236,7 @@ class OrderExecutor:
         try:
             hosted = self._hosted[name] = self._start(name, order)
         except Exception as error:
-            failure = f"can not be started: {error}"
+            failure = f"cannot be started: {error}"
             self._note(name, PartState(number=order.number, ended=True, failure=failure, hopeless=True))
             return
         self._note(name, PartState(number=order.number, pid=hosted.pid or 0))

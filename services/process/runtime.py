@@ -152,7 +152,7 @@ class Context:
         clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for what people read.
         compute: runs long work beside the loop.
-        reload: gives the run as it is now, which may have got more behaviors since this start; None where it can not.
+        reload: gives the run as it is now, which may have got more behaviors since this start; None where it cannot.
         listen: opens the endpoint for simulators.
         registry: the service's numbers.
         writing: what it does where the disk is full; it gives up as late as a stall is reported.

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     try:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
     except OSError as error:
-        sys.stderr.write(f"got {command[0]!r}, which can not be started ({error}); expected a program; correct it\n")
+        sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CAN_NOT_START` of sparring.pipeline.errors
     asked = False
     while child.poll() is None:
@@ -68,7 +68,7 @@ def _end_by(number: int) -> None:
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
-    """Handled where the wake-up pipe is read."""
+    """Handled where the tick pipe is read."""
 
 
 def _kill_group(group: int) -> None:

@@ -335,7 +335,7 @@ class Coordination:
         """Writes the books, then acknowledges to assembly what the learners have acknowledged.
 
         Raises:
-            OSError: the disk is full or the folder can not be written; nothing is acknowledged.
+            OSError: the disk is full or the folder cannot be written; nothing is acknowledged.
         """
         counts = {name: route.releasable for name, route in self.routes.items()}
         state = {

@@ -309,7 +309,7 @@ class Learning:
     # ---------------------------------------------------------------- checkpoints
 
     async def _keep(self) -> None:
-        """Writes the checkpoints that are due. One that can not be written is tried again with the next."""
+        """Writes the checkpoints that are due. One that cannot be written is tried again with the next."""
         try:
             await self._write_due()
         except OSError as error:
@@ -372,7 +372,7 @@ async def run(context: Context) -> None:
     """Learns until stopped; then saves what there is.
 
     Raises:
-        Unsupported: the device that it is to train on can not be used here.
+        Unsupported: the device that it is to train on cannot be used here.
     """
     name = context.service.partition("-")[2]
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))

@@ -147,7 +147,7 @@ async def monitor(
         board: where these are published, if anywhere.
 
     Raises:
-        OSError: at the end, or at the start, a file of the run can not be written; in between that is counted.
+        OSError: at the end, or at the start, a file of the run cannot be written; in between that is counted.
 
     Cancelled: the files are as they were within the last second; no curves are drawn.
     """
@@ -379,7 +379,7 @@ class MonitorState:
             self._intervals.restore(state["intervals"], gap_s)
             self._overview.restore(state["services"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            logs.get().warning("monitor.json can not be read: counting starts again", error=repr(error))
+            logs.get().warning("monitor.json cannot be read: counting starts again", error=repr(error))
             return
         self._paces = paces
         if self._run.again:

@@ -381,7 +381,7 @@ def _unnamed(run: Run) -> DefaultBehaviors | None:
 
 
 def _nothing(behavior: str) -> BehaviorSteps:
-    """What a start says of a behavior before its first wake-up."""
+    """What a start says of a behavior before its first tick."""
     none = np.empty(0, np.int64)
     return BehaviorSteps(
         behavior=behavior, produced_before=0, ticks=none, completed=none, rows=np.empty((0, 5), np.int32)

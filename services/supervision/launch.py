@@ -134,7 +134,7 @@ def _copy(checkpoint: Path, copy: Path) -> None:
         shutil.copytree(checkpoint, copy)
         load(copy)
     except (OSError, CheckpointError) as error:
-        raise SettingsError(f"got the checkpoint {checkpoint}, which can not be played: {error}") from error
+        raise SettingsError(f"got the checkpoint {checkpoint}, which cannot be played: {error}") from error
 
 
 def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:

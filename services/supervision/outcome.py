@@ -72,7 +72,7 @@ class SummaryWriter:
         try:
             write_atomically(path, json.dumps(content, indent=2).encode())
         except OSError as refused:
-            failure = f"{path} can not be written: {refused}"
+            failure = f"{path} cannot be written: {refused}"
             self._log.info("unwritten_summary", notice=True, **content)
         return failure
 

@@ -60,7 +60,7 @@ class Parts:
         usual: how often a part may fail where nothing else is said, and how long to wait before the next start.
         over: set when the run ends: nobody waits any more.
         keeps: whether a part is still to run.
-        fail: called with what can not be mended by another start.
+        fail: called with what cannot be mended by another start.
         clock: seconds, only rising.
         log: of the supervisor.
     """
@@ -125,7 +125,7 @@ class Parts:
                 try:
                     part.hosted = part.start(part.starts)
                 except OSError as error:
-                    self._fail(f"{part.name} can not be started: {error}")
+                    self._fail(f"{part.name} cannot be started: {error}")
                     return
                 part.down = False
                 self._log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)

@@ -58,7 +58,7 @@ EXPORT_S = 60.0
 """For the exports of the last checkpoints."""
 
 WRITES_S = 10.0
-"""How often a service that can not write is told of."""
+"""How often a service that cannot write is told of."""
 
 _STANDS: Final = (
     ("state", SteppingState, "source"),
@@ -388,7 +388,7 @@ class Supervisor:
                     part.hosted.kill()
 
     def _check_writes(self, name: str, board: Subscription, now: float) -> None:
-        """Tells of a service that can not write: on a full disk its own log can not either."""
+        """Tells of a service that cannot write: on a full disk its own log cannot either."""
         metrics = board.latest.get("metrics")
         count = metrics.counters.get(COUNTER, 0) if isinstance(metrics, Metrics) else 0
         told, at = self._unwritten.get(name, (0, -WRITES_S))

@@ -259,7 +259,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     """What `Topology.save` has written: the run and its endpoints.
 
     Raises:
-        ServiceError: the folder holds no run, or its file can not be read.
+        ServiceError: the folder holds no run, or its file cannot be read.
     """
     path = directory / RUN_FILE
     try:
@@ -281,7 +281,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(
-            f"got {path}, which can not be read ({error}); expected the file that `sparring train` writes; "
+            f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
             "name the folder of a run that was started"
         ) from error
     return run, plain["endpoints"]

@@ -1,4 +1,4 @@
-"""Random worlds of agents, told wake-up by wake-up, and as the BehaviorSteps that a stepping process would send."""
+"""Random worlds of agents, told tick by tick, and as the BehaviorSteps that a stepping process would send."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AgentEpisode:
 
 @dataclass
 class BehaviorTick:
-    """One wake-up: records as in BehaviorSteps, of this wake-up alone."""
+    """One tick: records as in BehaviorSteps, of this tick alone."""
 
     number: int
     produced_before: int
@@ -47,7 +47,7 @@ class BehaviorTick:
 
 
 def told(ticks: Sequence[BehaviorTick]) -> BehaviorSteps:
-    """Several wake-ups in one record; actions without slots where they are those of the reports."""
+    """Several ticks in one record; actions without slots where they are those of the reports."""
     slots = [[_slots(tick.reported), _slots(tick.acted)] for tick in ticks]
     same = all(reported == acted for reported, acted in slots)
     acted = _joined([tick.acted for tick in ticks if tick.acted is not None])
@@ -131,7 +131,7 @@ class World:
         self._numbers = 0
 
     def tick(self) -> BehaviorTick:
-        """The next wake-up."""
+        """The next tick."""
         self._tick += 1
         self._calm = self.steady and self._tick > 2 and self._chance(0.9)
         before = self.produced
@@ -237,7 +237,7 @@ class World:
         )
 
     def _act(self, reported: OutcomesReported | None) -> ActionsChosen | None:
-        if self._calm or self._chance(0.5):  # the usual wake-up: everyone who reported acts, in that order
+        if self._calm or self._chance(0.5):  # the usual tick: everyone who reported acts, in that order
             rows = [] if reported is None else [self.lives[slot] for slot in reported.slots.tolist()]
         else:
             go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld

@@ -1,4 +1,4 @@
-"""An assembler of groups and its twin, fed with the same wake-ups; every message is read and compared."""
+"""An assembler of groups and its twin, fed with the same ticks; every message is read and compared."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class GroupPair:
 
 
 def play(pair: GroupPair, world: GroupWorld, wakes: int, cut_chance: float, serial: int = 0) -> int:
-    """Some wake-ups, one or several to a batch, with cuts between; returns the last serial."""
+    """Some ticks, one or several to a batch, with cuts between; returns the last serial."""
     rng = world.rng
     while wakes > 0:
         together = min(wakes, rng.choice([1, 1, 2, 5]))

@@ -1,11 +1,11 @@
-"""Groups by hand: a line for each wake-up, and what was there at each time in the same letters.
+"""Groups by hand: a line for each tick, and what was there at each time in the same letters.
 
     "+a +b@2 1: c d. e~ f>2 g=3"
 
-`a` joins group 1 and decides, `b` likewise group 2, `@0` is no group; since the last wake-up group 1 earned 1; `c`
+`a` joins group 1 and decides, `b` likewise group 2, `@0` is no group; since the last tick group 1 earned 1; `c`
 decides, `d` has ended and `e` was cut; `f` decides and goes on in group 2; `g` decides and got 3 for itself. `?a` is
 joined under way and decides nothing; `!` at the end of a line: no actions yet; `-a` went away, told apart. The
-behavior name is "A" for `a` to `m` and "B" for the others. `a3` is what `a` saw, or did, in wake-up 3.
+behavior name is "A" for `a` to `m` and "B" for the others. `a3` is what `a` saw, or did, in tick 3.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def name_of(number: float) -> str:
 
 @dataclass
 class Line:
-    """A wake-up, for one behavior name."""
+    """A tick, for one behavior name."""
 
     ended: list[tuple[str, bool]] = field(default_factory=list)
     joined: list[tuple[str, bool]] = field(default_factory=list)

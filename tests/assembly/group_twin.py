@@ -48,7 +48,7 @@ class GroupsTwin:
         return members + sum(len(stay.steps) for stay in gone)
 
     def apply(self, wake: TickResult) -> None:
-        """One wake-up of all behavior names: who went away goes last, where that is told apart."""
+        """One tick of all behavior names: who went away goes last, where that is told apart."""
         everything = [(name, tick) for name, ticks in wake.items() for tick in ticks]
         first = {name: tick for name, tick in everything if not tick.apart}
         for name, tick in everything:
@@ -95,7 +95,7 @@ class GroupsTwin:
     def lose_all(self) -> None:
         self.lose(list(self.members))
 
-    # ---------------------------------------------------------------- one wake-up
+    # ---------------------------------------------------------------- one tick
 
     def _outcomes(self, first: Mapping[str, BehaviorTick]) -> None:
         claims: dict[GroupTwin, set[float]] = {}
@@ -203,7 +203,7 @@ class GroupsTwin:
         return self.groups[place]
 
     def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Seen]]:
-        """Who decides in this wake-up, and what it sees."""
+        """Who decides in this tick, and what it sees."""
         out = []
         for name, tick in first.items():
             for row, slot in enumerate(_slots(tick.reported)):

@@ -1,6 +1,6 @@
 """Random worlds of groups of several behavior names, told as a stepping process tells them.
 
-A simulator sends a frame and waits for its answer: who of it decides or ends in a wake-up does so together, and nothing
+A simulator sends a frame and waits for its answer: who of it decides or ends in a tick does so together, and nothing
 more is heard of it until all who decided have an action. That one came may be told together with others that went.
 """
 
@@ -31,13 +31,13 @@ CHOICES: Final = 3
 
 @dataclass
 class Part(BehaviorTick):
-    """What happened to one behavior name in a wake-up; `apart`: only who went away, after all else of the wake-up."""
+    """What happened to one behavior name in a tick; `apart`: only who went away, after all else of the tick."""
 
     apart: bool = False
 
 
 TickResult = dict[str, list[Part]]
-"""One wake-up: by behavior name, what happened, and then, under the same number, who went away."""
+"""One tick: by behavior name, what happened, and then, under the same number, who went away."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class AgentEpisode:
 
 @dataclass
 class Frame:
-    """What one or several simulators report in a wake-up, for one behavior name."""
+    """What one or several simulators report in a tick, for one behavior name."""
 
     ended: list[tuple[AgentEpisode, float, float]] = field(default_factory=list)
     joined: list[AgentEpisode] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Kind:
         moving: how likely an agent changes its group with a decision.
         slow: most frames from one decision of an agent to its next.
         losing: how likely a simulator goes away.
-        apart: in a wake-up in which others report, for each behavior name and team by itself; else nobody else does.
+        apart: in a tick in which others report, for each behavior name and team by itself; else nobody else does.
         together: members end together, whole groups or simulators.
         carried: numbers that agents carry, by name.
     """
@@ -110,7 +110,7 @@ class GroupWorld:
     then: else sums over times that only overlap would leave open when it was earned.
 
     Attributes:
-        grants: number of the wake-up, group key and amount of all that groups earned.
+        grants: number of the tick, group key and amount of all that groups earned.
     """
 
     def __init__(self, rng: random.Random, kind: Kind) -> None:
@@ -127,7 +127,7 @@ class GroupWorld:
         self._numbers = 0
 
     def wake(self) -> TickResult:
-        """The next wake-up; no behavior name where nothing happened."""
+        """The next tick; no behavior name where nothing happened."""
         self.number += 1
         before = dict(self.produced)
         leaving = self._chance(self.kind.losing)
@@ -367,7 +367,7 @@ class GroupWorld:
 
 
 def parts_of(wakes: Sequence[TickResult]) -> list[BehaviorSteps]:
-    """Several wake-ups as the parts of one batch."""
+    """Several ticks as the parts of one batch."""
     names = sorted({name for wake in wakes for name in wake})
     ticks = {name: [tick for wake in wakes for tick in wake.get(name, [])] for name in names}
     return [replace(told(ticks[name]), behavior=name) for name in names]

@@ -20,7 +20,7 @@ MANY = 10**6
 
 
 class Crew:
-    """Agents in slots 0, 1, ... that all decide and act in every wake-up.
+    """Agents in slots 0, 1, ... that all decide and act in every tick.
 
     Each carries the number of its life and its decisions so far.
 
@@ -38,7 +38,7 @@ class Crew:
         self._born = 0
 
     def wake(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> BehaviorTick:
-        """A wake-up in which the lives in slots `ended` end and others begin there; rows come in `order`."""
+        """A tick in which the lives in slots `ended` end and others begin there; rows come in `order`."""
         self.number += 1
         slots = list(range(len(self.lives)) if order is None else order)
         fresh = list(ended) if self._born else slots
@@ -142,7 +142,7 @@ def test_sequences_begin_anew_with_each_segment() -> None:
 
 
 def test_a_life_that_begins_in_a_used_slot_begins_with_its_own() -> None:
-    """An agent that ends and one that begins in its slot share no row, in one wake-up either."""
+    """An agent that ends and one that begins in its slot share no row, in one tick either."""
     crew, assembler = Crew(2), made(horizon=100, sequence=2)
     for ended in ([], [], [], [1], [], []):
         assembler.apply(told([crew.wake(*ended)]))

@@ -170,7 +170,7 @@ def part(
     ghosts: int = 0,
     ended: Results | None = None,
 ) -> BehaviorSteps:
-    """A wake-up of at most one agent."""
+    """A tick of at most one agent."""
     some = np.zeros(1, np.int32)
     return BehaviorSteps(
         behavior=behavior,
@@ -243,7 +243,7 @@ both = pytest.mark.parametrize("made", [Plainly, Grouped])
 
 @both
 def test_a_match_is_told_at_once_where_no_step_is_open(made: type[Plainly]) -> None:
-    """Of a wake-up without rows, too: ghosts may go on alone, and no step comes that it could leave with."""
+    """Of a tick without rows, too: ghosts may go on alone, and no step comes that it could leave with."""
     assembly = made()
     assert assembly.apply(part(ghosts=5)) == []
     (message,) = assembly.apply(part(ghosts=9, ended=results(1, 2)))

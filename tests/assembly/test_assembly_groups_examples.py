@@ -1,4 +1,4 @@
-"""Groups by hand: what happened in each wake-up, and who is told to have been there when. See `group_story`."""
+"""Groups by hand: what happened in each tick, and who is told to have been there when. See `group_story`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ENDS = {
         ["+a +b", "1: a.", "2: b"],
         ["1 2: a1 b1 | b1 | b3 a."],
     ),
-    "all end in one wake-up: nobody is there afterwards": (
+    "all end in one tick: nobody is there afterwards": (
         ["+a +b", "1: a b", "2: a. b."],
         ["1 2: a1 b1 | a2 b2 | over a. b."],
     ),
-    "all are cut in one wake-up: they are seen once more": (
+    "all are cut in one tick: they are seen once more": (
         ["+a +b", "1: a b", "2: a~ b~"],
         ["1 2: a1 b1 | a2 b2 | a3 b3 over a~ b~"],
     ),
@@ -35,7 +35,7 @@ ENDS = {
         ["+a +b", "1: a~", "2: b."],
         ["1 2: a1 b1 | b1 | over a~ b."],
     ),
-    "begins again in the wake-up of its end: another life, the same group": (
+    "begins again in the tick of its end: another life, the same group": (
         ["+a +b", "1: a. b", "2: b", "+c 3: b"],
         ["1 2 3: a1 b1 | b2 | b3 | b4 c4 a."],
     ),
@@ -71,7 +71,7 @@ LOST = {
         ["+a +b +c@2", "1: a b c", "2: a", "-a -b"],
         ["1 2: a1 b1 | a2 b2 | a3 b2 over a~ b~"],
     ),
-    "what it told in the wake-up of its loss counts": (
+    "what it told in the tick of its loss counts": (
         ["+a +b", "1: a b", "2: a b -a -b!"],
         ["1 2: a1 b1 | a2 b2 | a3 b3 over a~ b~"],
     ),
@@ -79,7 +79,7 @@ LOST = {
         ["+a +x", "1: a x", "2: a -a -x!"],
         ["1 2: a1 x1 | a2 x2 | a3 x2 over a~"],
     ),
-    "another is heard of in the same wake-up": (
+    "another is heard of in the same tick": (
         ["+a +b@2", "1: a b", "2: a -b"],
         ["0: b1 | b2 over b~"],
     ),

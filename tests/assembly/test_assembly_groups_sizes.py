@@ -24,7 +24,7 @@ MANY = 10**6
 
 
 def test_a_group_of_just_as_many_as_fit_is_sent_and_a_larger_one_refused() -> None:
-    """One group time of a group can not be divided."""
+    """One group time of a group cannot be divided."""
     letters = "a b c d e"
     story = Story(largest=5).tell("+a +b +c +d +e", letters)
     assert [len(line.split()) for line in story.told(story.assembler.flush(), "A")] == [12]
@@ -123,7 +123,7 @@ def test_where_nothing_is_carried_there_is_no_such_column() -> None:
 
 
 def wide(group: int, ticks: int, *, agents: int = 64, names: tuple[str, ...] = ("A",)) -> dict[str, float]:
-    """Bytes on the wire for each step of `agents` that all decide in every wake-up, in groups of `group`, by name."""
+    """Bytes on the wire for each step of `agents` that all decide in every tick, in groups of `group`, by name."""
     sizes = Sizes(horizon=16, flush=MANY, largest=MANY, sequence=0)
     assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
     for tick in range(ticks):

@@ -17,7 +17,7 @@ from tests.assembly.assembly_world import BehaviorTick, World, told
 
 
 class Pair:
-    """An assembler and its twin, fed with the same wake-ups; checks every message."""
+    """An assembler and its twin, fed with the same ticks; checks every message."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -176,7 +176,7 @@ def test_a_new_assembler_takes_up_a_stream_under_way(
 def test_wake_ups_taken_together_leave_the_same_rows_in_the_same_order(
     horizon: int, sequence: int, world: World, sizes: list[int]
 ) -> None:
-    """How many wake-ups a message holds depends on time, and lockstep runs must not."""
+    """How many ticks a message holds depends on time, and lockstep runs must not."""
     cutting = Sizes(horizon=horizon, flush=10**6, largest=10**6, sequence=sequence)
     one, other = (Assembler("B", "s.1", "a.1", cutting) for _ in range(2))
     for size in sizes:
@@ -189,7 +189,7 @@ def test_wake_ups_taken_together_leave_the_same_rows_in_the_same_order(
 
 
 def test_many_wake_ups_of_a_steady_world_are_taken_together() -> None:
-    """The fast way is really taken, and only where agents are the same in every wake-up."""
+    """The fast way is really taken, and only where agents are the same in every tick."""
     world = World(random.Random(5), grouped=False, masked=False, steady=True)
     assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=20, flush=10**6, largest=10**6))
     lengths = []

@@ -42,7 +42,7 @@ def wake(
     reported: tuple[int, ...] = (),
     acted: bool = True,
 ) -> BehaviorSteps:
-    """One wake-up; `joined` are lives by slot, and all that reported act, if `acted`."""
+    """One tick; `joined` are lives by slot, and all that reported act, if `acted`."""
     world = World(random.Random(number), grouped=False, masked=False)
     lives = joined or {}
     n = len(lives)
@@ -134,7 +134,7 @@ def test_a_life_joined_under_way_is_untold_when_it_ends() -> None:
 
 
 def test_a_life_that_ended_without_a_step_is_untold() -> None:
-    """It joined and ended in one wake-up, or ended while its first decision was withheld."""
+    """It joined and ended in one tick, or ended while its first decision was withheld."""
     assembler = made()
     assembler.apply(wake(1, joined={0: 1}, reported=(0,), acted=False))
     assembler.apply(wake(2, ended=(0,), joined={0: 2, 1: 3}))
@@ -201,7 +201,7 @@ def test_each_life_is_told_or_untold_once_or_still_lives(
 
 
 class AgentEpisodes:
-    """What wake-ups say, slot by slot."""
+    """What ticks say, slot by slot."""
 
     def __init__(self) -> None:
         self.told: list[int] = []

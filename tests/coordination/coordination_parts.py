@@ -62,7 +62,7 @@ def produced(steps: int, serial: int, allowance: int, agents: int) -> ProducedSt
 
 @dataclass
 class Part:
-    """What one wake-up tells assembly: agents whose step was completed, agents acted for."""
+    """What one tick tells assembly: agents whose step was completed, agents acted for."""
 
     before: int
     completed: list[tuple[int, int]]

@@ -289,7 +289,7 @@ class Pipeline:
     def kill_stepping(self, index: int, *, simulators: bool = True) -> None:
         """Dies with what assembly has not got; simulators come back at once or not at all.
 
-        `unheard` counts what it had produced and coordination did not know of: the budget can not hold that.
+        `unheard` counts what it had produced and coordination did not know of: the budget cannot hold that.
         """
         old = self.steppings[index]
         known = self.ledger.sources.get(old.source)

@@ -200,7 +200,7 @@ def test_an_idle_learner_gets_another_cut_when_half_a_buffer_more_has_come() -> 
 
 
 def test_a_death_or_a_birth_among_the_sources_renews_the_cut() -> None:
-    """A cut that a dead source can not complete is made again; of that source it takes what has arrived."""
+    """A cut that a dead source cannot complete is made again; of that source it takes what has arrived."""
     books = ledger()
     books.stepped("stepping-0.1", produced(100, 1, 200, 4))
     assert books.next_cut()

@@ -282,7 +282,7 @@ def test_a_learner_that_was_done_before_anybody_began_is_passed_over() -> None:
 
 
 def test_nobody_is_assigned_before_all_names_are_known() -> None:
-    """An opponent whose weights nobody has published yet can not play."""
+    """An opponent whose weights nobody has published yet cannot play."""
     rules = make({"A": (0,), "B": (1,)})
     rules.seats("A", (0,))
     rules.seats("B", (1,))

@@ -115,7 +115,7 @@ def test_the_sum_holds_over_any_history(moves: list[tuple[int, int, int]]) -> No
 class Ghostly(Pipeline):
     """The tiny pipeline, in which ghosts play beside those that learn.
 
-    With each wake-up they play some steps; boards tell of them as they tell of all else.
+    With each tick they play some steps; boards tell of them as they tell of all else.
     """
 
     def __init__(self, rng: random.Random, *, each: int, **sizes: Any) -> None:

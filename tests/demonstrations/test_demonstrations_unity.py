@@ -508,10 +508,10 @@ def test_another_version_is_refused(version: int) -> None:
         (b"\xff" * 100, "no length before metadata"),
         (b"no demonstration at all, but a text that is long enough", "bytes of metadata|decoded"),
         (writer.delimited(b"\x08\x01" + writer.text(2, "x" * 40)) + b"\0" * 50, "45 bytes of metadata"),
-        (writer.delimited(b"\xff\xff") + b"\0" * 50, "metadata that can not be decoded"),
+        (writer.delimited(b"\xff\xff") + b"\0" * 50, "metadata that cannot be decoded"),
         (writer.delimited(writer.integer(1, 1) + writer.integer(3, -5)).ljust(33, b"\0") + b"\0", "metadata of -5"),
-        (writer.demo(b"\x4a\xff", []), "parameters of the behavior that can not be decoded"),
-        (writer.demo(writer.behavior(continuous=1), [b"\x0a\xff"]), "pair 0 that can not be decoded"),
+        (writer.demo(b"\x4a\xff", []), "parameters of the behavior that cannot be decoded"),
+        (writer.demo(writer.behavior(continuous=1), [b"\x0a\xff"]), "pair 0 that cannot be decoded"),
     ],
 )
 def test_garbage_is_refused(data: bytes, reason: str) -> None:

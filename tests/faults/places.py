@@ -25,7 +25,7 @@ def destroy(port: int) -> int:
     """Resets all TCP connections to a port of this machine; returns how many there were.
 
     Raises:
-        OSError: this user may not, or this system can not.
+        OSError: this user may not, or this system cannot.
     """
     found = _run("ss", "--no-header", "--tcp", "--kill", "state", "established", f"( dport = :{port} )")
     return len(found.splitlines())
@@ -60,7 +60,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[SmallDisk]:
     """Mounts a small file system.
 
     Raises:
-        OSError: this user may not, or this system can not.
+        OSError: this user may not, or this system cannot.
     """
     path.mkdir(parents=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path))
@@ -118,7 +118,7 @@ def network() -> Iterator[Network]:
     """A network of its own.
 
     Raises:
-        OSError: this user may not make one, or this system can not.
+        OSError: this user may not make one, or this system cannot.
     """
     made = Network(os.getpid() * 16 % 60_000 + next(_NUMBERS) % 16)
     try:

@@ -100,7 +100,7 @@ class Watch:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """An input that takes too long raises `Hang`; one that can not be interrupted ends the process, and is traced."""
+    """An input that takes too long raises `Hang`; one that cannot be interrupted ends the process, and is traced."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise Hang(f"more than {HANG_S} s")

@@ -50,7 +50,7 @@ def of_bytes(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
 
 
 def of_header(header: bytes, rng: Random) -> bytes:
-    """A MessagePack value with one node replaced, removed, nested or given twice; as it is where it can not be read."""
+    """A MessagePack value with one node replaced, removed, nested or given twice; as it is where it cannot be read."""
     try:
         tree = msgpack.unpackb(header, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException):

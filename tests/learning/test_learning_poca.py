@@ -302,7 +302,7 @@ def test_statistics_of_each_name_take_in_its_decisions_and_nothing_that_only_fol
 
 
 def test_a_value_within_the_clip_range_keeps_its_gradient_whatever_is_rounded():
-    """The clip moves nothing there, so it can not decide."""
+    """The clip moves nothing there, so it cannot decide."""
     generator = torch.Generator().manual_seed(0)
     values, returns, old = (torch.randn(2000, 1, generator=generator) * 0.1 for _ in range(3))
     inside = (values - old).abs() < 0.19

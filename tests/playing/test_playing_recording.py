@@ -246,8 +246,8 @@ BAD: dict[str, tuple[Change, str]] = {
     "a later version": (noted("version", "2"), "format 'sparring-episodes' version '2'"),
     "no format": (lambda _, metadata: metadata.pop("format"), "format None"),
     "no metadata at all": (lambda _, metadata: metadata.clear(), "format None version None"),
-    "no behavior": (lambda _, metadata: metadata.pop("behavior"), "a spec that can not be read"),
-    "no spec": (lambda _, metadata: metadata.pop("spec"), "a spec that can not be read"),
+    "no behavior": (lambda _, metadata: metadata.pop("behavior"), "a spec that cannot be read"),
+    "no spec": (lambda _, metadata: metadata.pop("spec"), "a spec that cannot be read"),
     "doubles for rewards": (replaced("rewards", lambda c: c.astype(np.float64)), "float64 (7,) for column 'rewards'"),
     "floats for an image": (
         replaced("observation.0", lambda c: c.astype(np.float32)),
@@ -266,7 +266,7 @@ BAD: dict[str, tuple[Change, str]] = {
         for name in ("agents", "terminated", "group_rewards", "observation.1", "final_observation.0")
     },
     "without lengths": (lambda columns, _: columns.pop("lengths"), "column 'lengths' that is not one"),
-    **{f"spec: {name}": (noted("spec", text), "a spec that can not be read") for name, text in SPECS.items()},
+    **{f"spec: {name}": (noted("spec", text), "a spec that cannot be read") for name, text in SPECS.items()},
 }
 
 

@@ -90,7 +90,7 @@ def test_the_true_mean_of_skewed_returns_is_inside_as_often_as_promised(kind: st
 
 
 def test_the_interval_of_skewed_returns_reaches_further_where_their_tail_is() -> None:
-    """What a symmetric interval can not do."""
+    """What a symmetric interval cannot do."""
     found = spread(np.random.default_rng(3).exponential(1.0, 60))
     low, high = found["interval"]
     assert high - found["mean"] > 1.1 * (found["mean"] - low)

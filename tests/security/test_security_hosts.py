@@ -181,7 +181,7 @@ def test_a_file_beyond_the_runs_folder_is_refused(tmp_path: Path, name: str) -> 
         (["5100"], "expected tcp://HOST:PORT of the main machine"),
         (["tcp://10.0.0.1"], "expected tcp://HOST:PORT of the main machine"),
         (["tcp://10.0.0.1:5100"], "without keys: whoever answers there could start programs here"),
-        (["tcp://127.0.0.1:5100", "--keys", "/no/keys"], "which can not be read"),
+        (["tcp://127.0.0.1:5100", "--keys", "/no/keys"], "which cannot be read"),
     ],
 )
 def test_who_joins_must_know_whom(
@@ -437,7 +437,7 @@ async def test_a_part_that_can_not_be_started_says_why(pair: Pair) -> None:
     part = pair.machine.start("a", "a.1")
     pair.orderly = OrderExecutor("rack.1", refuse, pair.states.append, pair.tasks)
     await pair.talk()
-    assert await part.wait() == "can not be started: no such program"
+    assert await part.wait() == "cannot be started: no such program"
     assert part.hopeless
 
 

@@ -91,7 +91,7 @@ def test_a_folder_is_made_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sparring.pipeline.security.making._write_lists", full)
-    with pytest.raises(SettingsError, match="can not be made \\(No space left on device\\)"):
+    with pytest.raises(SettingsError, match="cannot be made \\(No space left on device\\)"):
         make(tmp_path / "keys", [])
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +196,7 @@ def test_a_file_that_holds_something_else_is_refused_without_its_content(
         read(folder)
     assert "guess" not in str(error.value)
     (folder / file).unlink()
-    with pytest.raises(SettingsError, match=r"can not be (read|used) \("):
+    with pytest.raises(SettingsError, match=r"cannot be (read|used) \("):
         read(folder)
 
 
@@ -359,7 +359,7 @@ def test_a_machine_is_asked_for_the_keys_of_what_runs_there_only(folder: Path, m
     assert keys_unusable(own) == []
     (folder / "curve/learning.secret").unlink()
     (line,) = keys_unusable(own)
-    assert "learning.secret, which can not be read (No such file" in line
+    assert "learning.secret, which cannot be read (No such file" in line
 
 
 def test_check_and_train_refuse_and_take_only_the_whole_word(

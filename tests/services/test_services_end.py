@@ -287,7 +287,7 @@ SPEC = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), ac
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", [False, True])
 async def test_a_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
-    """What lies before it starts anew, and only then the learner comes. Where it can not be prepared the run ends."""
+    """What lies before it starts anew, and only then the learner comes. Where it cannot be prepared the run ends."""
     text = settings_text() + "default_settings: {max_steps: 7}\n"
     topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
     host, hub, asked = Host({}), MemoryHub(), []

@@ -1,4 +1,4 @@
-"""Groups learn what they earn together: within the steps that ML-Agents allows, and where PPO can not."""
+"""Groups learn what they earn together: within the steps that ML-Agents allows, and where PPO cannot."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path, refused: Any) -> 
     assert str(tmp_path / "run.json") in said
     assert "name the folder of a run" in said
     (tmp_path / "run.json").write_text("{}")
-    assert "can not be read" in refused("evaluate", tmp_path)
+    assert "cannot be read" in refused("evaluate", tmp_path)
     (tmp_path / "mine").mkdir()
     said = refused("evaluate", "nowhere", "--results-dir", tmp_path)
     assert f"got run 'nowhere'; expected a folder, or one of the runs in {tmp_path}: mine" in said

@@ -14,7 +14,7 @@ from sparring.services.endpoint.listening import listen
 from sparring.services.supervision.ports import Ports
 
 HOST = "127.0.0.1"
-kept = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept can not be listened on")
+kept = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept cannot be listened on")
 
 
 def bind(port: int) -> None:

@@ -45,7 +45,7 @@ BALANCE = {
         "num_epoch": 4,
     },
     "network_settings": {"hidden_units": 64, "num_layers": 1, "normalize": True},
-    "max_steps": 24_000,
+    "max_steps": 32_000,
     "time_horizon": 64,
     "summary_freq": 4000,
 }
@@ -181,7 +181,7 @@ def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -
 
 @pytest.mark.slow
 def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
-    """In lockstep, twelve agents in all, 24,000 steps: balls stay up many times as long as untrained."""
+    """In lockstep, twelve agents in all, 32,000 steps: balls stay up many times as long as untrained."""
     runs = {}
     for count in (1, 4):
         words = ("--game", "balance", "--areas", str(12 // count), "--statistics")
@@ -192,7 +192,8 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
         finished(training, "Balance", count)
         rewards = [line["reward"] for line in intervals(training, "Balance") if line["reward"] is not None]
         assert rewards[0] < UNTRAINED
-        assert rewards[-1] > 2.5 * UNTRAINED
+        # Of the last 100 episodes: an interval holds as many as the machine is fast.
+        assert training.summary["behaviors"]["Balance"]["reward_mean_last100"] > 2.5 * UNTRAINED
         own = [line["simulators"] for line in intervals(training, "Balance")]
         kinds = {f"Player/{kind}" for kind in ("Average", "Histogram", "Latest", "Sum")}
         assert all(set(told) <= kinds for told in own)  # none is new in an interval between two reports of stepping

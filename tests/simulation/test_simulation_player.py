@@ -172,7 +172,7 @@ def test_a_file_that_is_no_program_is_told(tmp_path: Path, bridges: Bridges) -> 
     build.write_bytes(b"\x00not a program")
     build.chmod(0o755)
     unity = bridges(build)
-    with pytest.raises(PlayerFailed, match=rf"Unity player 0, not started: '{build}', which can not be started \(Exec"):
+    with pytest.raises(PlayerFailed, match=rf"Unity player 0, not started: '{build}', which cannot be started \(Exec"):
         unity.reset({}, 7)
 
 

@@ -130,7 +130,7 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(name: str, texts: list[s
     ],
 )
 def test_make_refuses_what_can_not_be_made(name: str, areas: int, options: dict[str, Any], expected: str) -> None:
-    """A simulator that can not run is refused before it connects."""
+    """A simulator that cannot run is refused before it connects."""
     with pytest.raises(SettingsError, match=expected):
         make(name, areas, **options)
 

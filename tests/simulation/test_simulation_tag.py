@@ -260,7 +260,7 @@ def test_what_both_see_is_where_they_are() -> None:
 
 
 def test_neither_side_is_without_hope() -> None:
-    """Who can play beats who can not; and where both can, either may win."""
+    """Who can play beats who cannot; and where both can, either may win."""
     assert 0.05 < chaser_wins(at_random, at_random) < 0.5
     assert chaser_wins(pursue, at_random) > 0.95
     assert chaser_wins(at_random, flee) < 0.05

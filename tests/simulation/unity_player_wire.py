@@ -189,7 +189,7 @@ def _columns(sensor: Sensor, dialect: Dialect) -> _Columns:
 
 
 def _files(sensor: Sensor, dialect: Dialect) -> tuple[int, ...] | None:
-    """What each channel of the files holds, or None where the trainer can not read such files."""
+    """What each channel of the files holds, or None where the trainer cannot read such files."""
     channels = sensor.shape[0]
     wanted = sensor.mapping or (tuple(range(channels)) if channels > 1 else (0, 0, 0))
     if sensor.mapping and "compressedChannelMapping" not in dialect.capabilities:

@@ -109,7 +109,7 @@ class AgentEpisode:
     """One agent from its first decision to its end.
 
     Attributes:
-        ended: number of the wake-up; None while it lives, and where it was lost.
+        ended: number of the tick; None while it lives, and where it was lost.
         last: what it saw then.
     """
 

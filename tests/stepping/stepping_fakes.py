@@ -240,7 +240,7 @@ class ReadAgent:
 
 
 def ticks_of(steps: BehaviorSteps) -> list[dict[str, Any]]:
-    """Each wake-up's rows alone: a column of slots lost, and a record or None for each of the others."""
+    """Each tick's rows alone: a column of slots lost, and a record or None for each of the others."""
     out = []
     at = np.zeros(5, int)
     for counts in steps.rows:

@@ -203,13 +203,13 @@ class Frames:
         self.stepper.receive(key, Step(sequence=sequence, reports=(report,)), 0.0)
 
     def wake(self) -> BehaviorSteps:
-        """What a wake-up tells."""
+        """What a tick tells."""
         self.stepper.wake(0.0)
         (steps,) = self.stepper.take_steps()
         return steps
 
     def carried(self) -> list[list[float]]:
-        """What the agents that act in a wake-up carried to it."""
+        """What the agents that act in a tick carried to it."""
         return carried_of(self.wake())
 
 
@@ -314,7 +314,7 @@ def test_a_slot_used_again_begins_with_nothing_also_within_one_wake_up() -> None
     frames.receive(2, 4)
     part = frames.wake()
     assert part.joined is not None
-    assert part.joined.slots.tolist() == [0], "the slot that was freed in this wake-up"
+    assert part.joined.slots.tolist() == [0], "the slot that was freed in this tick"
     assert carried_of(part) == [after(9, 0), NOTHING]
     frames.receive(2, ended=(4,))
     frames.stepper.wake(0.0)

@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 
 
 def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: int) -> tuple[list[Any], list[Any]]:
-    """All parts and acts of a run whose frames arrive in the order that `order` chooses, with idle wake-ups between."""
+    """All parts and acts of a run whose frames arrive in the order that `order` chooses, with idle ticks between."""
     rng = random.Random(seed)
     scene = Scene(rng, lockstep=True, expected=simulators, carried={"A": carried})
     numbers = list(range(simulators))

@@ -101,7 +101,7 @@ def test_weights_that_do_not_fit_are_refused_and_not_held() -> None:
 @pytest.mark.parametrize("learner", [MEMORY, SMALL, PREVIOUS], ids=["memory", "none", "previous action"])
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, lockstep: bool) -> None:
-    """The learner and ghosts with longer memory, none, and the previous action, in one wake-up and in turn in a slot.
+    """The learner and ghosts with longer memory, none, and the previous action, in one tick and in turn in a slot.
 
     Assembly is told what the learner's agents carried, in the learner's own width.
     """

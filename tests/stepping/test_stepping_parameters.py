@@ -193,7 +193,7 @@ def _pending(scene: Scene, name: str) -> list[int]:
 
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_a_reset_takes_the_place_of_the_act_and_comes_once(lockstep: bool) -> None:
-    """The outcomes in the frame still count; what had been open is told as lost in the same wake-up."""
+    """The outcomes in the frame still count; what had been open is told as lost in the same tick."""
     scene = scene_with(random.Random(1), lockstep=lockstep)
     scene.send(0, 1, 2)
     assert wake(scene) == [Act] * 3

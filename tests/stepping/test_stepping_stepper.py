@@ -32,7 +32,7 @@ def test_every_step_is_told_once_and_every_answer_comes_back(
 ) -> None:
     """Simulators of several teams and behaviors come, go and wait; steps, counts, slots and answers agree.
 
-    However many wake-ups gather before they are taken, and whatever agents carry from one decision to the next.
+    However many ticks gather before they are taken, and whatever agents carry from one decision to the next.
     """
     rng = random.Random(seed)
     scene, keys = Scene(rng, carried=carried), 0
@@ -292,7 +292,7 @@ def _ends(agents: tuple[int, ...], outcomes: tuple[float, ...] | None = None) ->
 
 
 def _told(stepper: Stepper) -> BehaviorSteps:
-    """What a wake-up tells of the only behavior."""
+    """What a tick tells of the only behavior."""
     stepper.wake(0.0)
     (steps,) = stepper.take_steps()
     return steps

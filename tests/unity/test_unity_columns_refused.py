@@ -53,8 +53,8 @@ def test_numbers_that_are_not_finite_are_refused_by_agent_and_place(bad: float) 
         ([writer.floats(np.zeros((1, 2), np.float32), (VARIABLE, NONE), name="eye")], "'eye' told as .* of agent 9"),
         ([writer.packed(b"", [2], [NONE], name="eye")], "'eye' told as .* of agent 9"),
         ([writer.integers(1, [2]) + writer.integers(6, [NONE]) + writer.text(8, "eye")], "0 numbers for .* of agent 9"),
-        ([SEEN[0].replace(b"\x22\x0a\x0a\x08", b"\x22\x09\x0a\x07")[:-1]], "can not be decoded of agent 9"),
-        ([b"\x0a\xff"], "observation 'eye' that can not be decoded of agent 9"),
+        ([SEEN[0].replace(b"\x22\x0a\x0a\x08", b"\x22\x09\x0a\x07")[:-1]], "cannot be decoded of agent 9"),
+        ([b"\x0a\xff"], "observation 'eye' that cannot be decoded of agent 9"),
     ],
 )
 def test_sensors_that_change_are_refused(seen: list[bytes], reason: str) -> None:
@@ -122,7 +122,7 @@ def test_an_agent_that_wants_two_decisions_at_once_is_refused() -> None:
         (writer.brain(continuous=1), [], "without observations"),
         (writer.brain(continuous=1), [writer.floats(np.zeros((2, 2), np.float32), [NONE, NONE])], "no vector"),
         (writer.brain(continuous=1), [writer.floats(np.zeros((2, 0), np.float32), [VARIABLE, NONE])], r"\(2, 0\)"),
-        (writer.brain(continuous=1), [b"\x0a\xff"], "observation 0 that can not be decoded"),
+        (writer.brain(continuous=1), [b"\x0a\xff"], "observation 0 that cannot be decoded"),
     ],
 )
 def test_a_behavior_that_no_network_can_be_built_for_is_refused(brain: bytes, seen: list[bytes], reason: str) -> None:

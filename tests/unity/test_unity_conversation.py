@@ -162,14 +162,14 @@ def test_another_version_is_refused_by_its_number_and_package(version: str) -> N
     assert "com.unity.ml-agents" in error.remedy
 
 
-# ---------------------------------------------------------------- what can not be used
+# ---------------------------------------------------------------- what cannot be used
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "status 0"),
-        (b"GET / HTTP/1.1", "can not be decoded"),
+        (b"GET / HTTP/1.1", "cannot be decoded"),
         (writer.header(500), "status 500"),
         (writer.READY, "no introduction"),
         (ONE, "no introduction"),
@@ -194,7 +194,7 @@ def test_agents_before_the_first_reset_are_refused() -> None:
         (writer.output({"": [writer.agent(SEEN)]}, [writer.brain("", 1)]), "behavior id ''"),
         (ONE + writer.output({NAME: [writer.agent(SEEN)]})[5:], "twice in one message"),
         (writer.output({NAME: [writer.agent([])]}, [BRAIN]), "without observations"),
-        (writer.output({NAME: [b"\xff"]}, [BRAIN]), "can not be decoded"),
+        (writer.output({NAME: [b"\xff"]}, [BRAIN]), "cannot be decoded"),
         (writer.output(side_channel=b"cut"), "side channel"),
     ],
 )

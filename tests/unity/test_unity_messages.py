@@ -78,5 +78,5 @@ def test_packed_numbers_are_the_bytes_of_their_array(numbers: list[float], flags
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     for content in (b"\xff", b"\x0a\x05\x08", writer.block(1, writer.block(2, b"\xff\xfe"))):
-        with pytest.raises(Unreadable, match="something that can not be decoded"):
+        with pytest.raises(Unreadable, match="something that cannot be decoded"):
             schema.parsed(schema.messages().exchanged, content, "something")

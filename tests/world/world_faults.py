@@ -71,7 +71,7 @@ class Troubles:
             self._world.network.clear(pair)
 
     def cease(self) -> None:
-        """The supervisor is gone: who hangs can not end otherwise."""
+        """The supervisor is gone: who hangs cannot end otherwise."""
         self._scope.cancel()
         for part in self._world.plan.setting.parts:
             self._world.queue.resume(part, forget=True)

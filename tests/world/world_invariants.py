@@ -254,7 +254,7 @@ class Watch:
         for name in names:
             places = held(name, run, self.said[f"learning-{name}", "state"], assembly)
             books = found[name] = closed(run.books[name], places, died or {})
-            for term in ("lost", "produced"):  # of what is in no place it is not known who had it: it can not be much
+            for term in ("lost", "produced"):  # of what is in no place it is not known who had it: it cannot be much
                 more = books[term] - getattr(run.books[name], term)
                 self.require(more <= most, "losses", f"{name}: {more} more {term} at the end, at most {most} under way")
             total = sum(value for term, value in books.items() if term != "produced")

@@ -70,7 +70,7 @@ class Player:
         Raises:
             Told: the trainer refused what this simulator said.
             CodecError: the trainer said what does not read.
-        RemoteProtocolError: it said what can not be.
+        RemoteProtocolError: it said what cannot be.
         """
         while True:
             try:

@@ -205,7 +205,7 @@ class World:
                 except Told as told:
                     self._told(part, told)
                 except (CodecError, RemoteProtocolError) as error:
-                    self.watch.require(self.watch.damage, "deaths", f"{part} can not read: {error}")
+                    self.watch.require(self.watch.damage, "deaths", f"{part} cannot read: {error}")
                 finally:
                     self._count(part, player.counter)
             await anyio.sleep(0.3)

@@ -17,7 +17,7 @@ Read = Callable[[Sequence[Any]], Array]
 
 
 class UnreadableMessage(Exception):
-    """Something of a message that can not be used; says what."""
+    """Something of a message that cannot be used; says what."""
 
 
 def column(agents: Sequence[int], values: Sequence[Any], read: Read, what: str) -> Array:
@@ -26,7 +26,7 @@ def column(agents: Sequence[int], values: Sequence[Any], read: Read, what: str) 
     Args:
         agents: [n] their ids, for messages.
         values: [n] one of each agent.
-        read: raises ValueError for what it can not read.
+        read: raises ValueError for what it cannot read.
         what: the values are, for messages.
 
     Raises:

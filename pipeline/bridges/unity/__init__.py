@@ -19,7 +19,7 @@ RECORD_AGAIN: Final = "record it again, or leave the file out"
 
 
 class Unreadable(SparringError):
-    """What was found in a file or message that can not be used.
+    """What was found in a file or message that cannot be used.
 
     Args:
         got: what was found.

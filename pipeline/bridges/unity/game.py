@@ -97,8 +97,8 @@ class Unity:
         """Launches the player, the first time, and has it begin new episodes.
 
         Raises:
-            PlayerFailed: it did not start, call, introduce itself or answer; or what it says can not be used.
-            SettingsError: a parameter can not be told to it.
+            PlayerFailed: it did not start, call, introduce itself or answer; or what it says cannot be used.
+            SettingsError: a parameter cannot be told to it.
         """
         self._parameters = parameters
         conversation = self._conversation or self._meet(seed or 0)
@@ -112,7 +112,7 @@ class Unity:
         """Plays on until some agent wants a decision or has ended.
 
         Raises:
-            PlayerFailed: it has ended, did not answer, or what it says can not be used.
+            PlayerFailed: it has ended, did not answer, or what it says cannot be used.
         """
         assert self._conversation is not None
         self._player.phase = "stepping"
@@ -134,7 +134,7 @@ class Unity:
         """Launches the player, which calls the trainer, and looks after it until the end.
 
         Raises:
-            PlayerFailed: it did not start, has ended, or the trainer can not use what it says or does.
+            PlayerFailed: it did not start, has ended, or the trainer cannot use what it says or does.
             LinkLost: the trainer has gone and does not come back.
             RemoteProtocolError: the trainer refuses something else.
         """

@@ -295,7 +295,7 @@ def _http2(h2: Any) -> H2Connection:
     Frames are no larger than the least that HTTP/2 allows: in larger ones images do not come faster, and of headers
     that come in 64 of them, as many as the library takes, each byte can take a microsecond. Of headers that arrive two
     are compared, and those that are sent are ours, so neither are validated. They stay bytes: the library does not
-    count a text that can not be decoded among the other side's errors.
+    count a text that cannot be decoded among the other side's errors.
     """
     http2: H2Connection = h2.connection.H2Connection(
         h2.config.H2Configuration(

@@ -246,7 +246,7 @@ def parsed(kind: type[Message], content: bytes, what: str) -> Any:
     try:
         message.ParseFromString(content)
     except _refusals() as error:  # looked up only where something is wrong
-        raise Unreadable(f"{what} that can not be decoded") from error
+        raise Unreadable(f"{what} that cannot be decoded") from error
     return message
 
 

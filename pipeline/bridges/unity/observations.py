@@ -261,7 +261,7 @@ def _planes(file: bytes, size: tuple[int, int], name: str) -> NDArray[np.uint8]:
         image = Image.open(io.BytesIO(file), formats=["PNG"])
         pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error) as error:  # as Pillow comes upon it
-        raise Unreadable(f"image {name!r} with a PNG that can not be decoded ({error})") from error
+        raise Unreadable(f"image {name!r} with a PNG that cannot be decoded ({error})") from error
     if image.mode not in ("RGB", "L"):
         raise Unreadable(f"a PNG of mode {image.mode} for image {name!r}, where three channels are expected")
     return pixels.transpose(2, 0, 1)

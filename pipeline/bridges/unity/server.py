@@ -204,7 +204,7 @@ class _PlayerSocket:
             self._loop.add_writer(self._stream, self._go_on)
 
     def end(self) -> None:
-        """Takes leave, and ends the connection; what can not be sent at once is lost."""
+        """Takes leave, and ends the connection; what cannot be sent at once is lost."""
         if not self._ended:
             self.connection.end()
             self.send()

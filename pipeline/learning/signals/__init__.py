@@ -80,7 +80,7 @@ class Signals:
 
     Raises:
         Unsupported: no encoder can be built for an observation.
-        RecordingError: demonstrations are not there, can not be read, or are of another spec.
+        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
     """
 
     def __init__(
