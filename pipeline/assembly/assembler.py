@@ -1,7 +1,7 @@
 """Steps of one source and behavior in, finished segments out.
 
 A segment closes when it has `time_horizon` steps, its agent ends, its simulator goes away, or a cut
-asks for it. Small pieces are gathered into messages of at least `flush` steps; a cut sends what is
+asks for it. Small pieces are gathered into messages of at least `message_steps` steps; a cut sends what is
 there, so nothing waits for ever: a learner that waits for steps always causes a cut.
 """
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.block import Block, SegmentSlice, Slots
-from sparring.pipeline.assembly.columns import cut, joined
+from sparring.pipeline.assembly.columns import joined, slice_rows
 from sparring.pipeline.assembly.log import Lines
 from sparring.pipeline.assembly.notes import Account, Notes
-from sparring.pipeline.messages.service import AgentsEnded, BehaviorSteps, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import AgentsEnded, BehaviorSteps, OutcomesReported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +29,13 @@ class Sizes:
 
     Attributes:
         horizon: most steps of a segment.
-        flush: steps that are worth a message.
+        message_steps: steps that are worth a message.
         largest: most steps of a message; a single longer segment is split, its first part closed by a cut.
         sequence: steps from one stored memory of an agent to the next; 0 where nothing is remembered.
     """
 
     horizon: int
-    flush: int
+    message_steps: int
     largest: int
     sequence: int = 0
 
@@ -102,7 +103,7 @@ class Assembler:
         """The source is gone: everything open is interrupted, every agent is gone."""
         self._interrupt(np.flatnonzero(self.block.live).astype(np.int32))
 
-    def cut(self, serial: int) -> Iterator[Segments]:
+    def flush(self, serial: int) -> Iterator[Segments]:
         """Closes everything open without ending it, and sends all; the last message carries `serial`."""
         block = self.block
         slots = block.open_slots()
@@ -112,13 +113,13 @@ class Assembler:
             block.restart(slots, waiting)
         yield from self._messages(serial, everything=True)
 
-    def flush(self) -> Iterator[Segments]:
+    def ready_messages(self) -> Iterator[Segments]:
         """Messages that are worth sending now: of enough steps, or of matches where no steps are to be waited for."""
-        if self.closed_steps >= self._sizes.flush:
+        if self.closed_steps >= self._sizes.message_steps:
             yield from self._messages(0, everything=False)
         elif self._notes.results and not self.open_steps:
             yield from self._messages(0, everything=True)
-        if self._account.untold:
+        if self._account.unreported:
             yield self.greeting()
 
     def greeting(self) -> Segments:
@@ -153,7 +154,7 @@ class Assembler:
         """Applies `count` ticks that are alike at once. Returns how many steps they completed."""
         assert part.reported is not None
         assert part.acted is not None
-        reported, where = cut(part.reported, rows[3]), rows[4]
+        reported, where = slice_rows(part.reported, rows[3]), rows[4]
         n = len(reported.slots) // count
         slots, shared = reported.slots[:n], reported.group_rewards
         found = self.block.complete(slots, reported.rewards[:n], None if shared is None else shared[:n])
@@ -172,9 +173,9 @@ class Assembler:
         if part.lost is not None and lost.start < lost.stop:
             self._interrupt(part.lost[lost])
         if part.ended is not None and ended.start < ended.stop:
-            found += self._end(cut(part.ended, ended))
+            found += self._end(slice_rows(part.ended, ended))
         if part.joined is not None and joined.start < joined.stop:
-            self.block.join(cut(part.joined, joined))
+            self.block.join(slice_rows(part.joined, joined))
         decided: tuple[Slots, Lines | None] = (_NOBODY, None)
         if part.reported is not None and reported.start < reported.stop:
             done, decided = self._report(part.reported, reported)
@@ -191,7 +192,7 @@ class Assembler:
         stepped = slots[block.lengths[slots] > 0]
         if stepped.size:
             block.close(stepped, block.waiting(stepped)).interrupted[:] = True
-        self._notes.untold(block.agents[slots])
+        self._notes.unreported(block.agents[slots])
         block.free(slots)
 
     def _end(self, ended: AgentsEnded) -> int:
@@ -255,7 +256,7 @@ class Assembler:
     def _messages(self, serial: int, *, everything: bool) -> Iterator[Segments]:
         """Finished segments in messages of at most `largest` steps."""
         block = self.block
-        while block.closed_steps >= (1 if everything else self._sizes.flush):
+        while block.closed_steps >= (1 if everything else self._sizes.message_steps):
             pieces: list[SegmentSlice] = []
             steps = 0
             while block.closed and steps + len(block.closed[0].rows) <= self._sizes.largest:
@@ -280,11 +281,11 @@ class Assembler:
         per_segment = {name: joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
         return Segments(
             **self._account.next_message(len(rows)),
-            cut=serial,
+            flush=serial,
             observations=tuple(column[rows] for column in log.observations),
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
-            draws=joined([piece.draws for piece in pieces], np.int64) if self.block.drawn else None,
+            matchups=joined([piece.matchups for piece in pieces], np.int64) if self.block.drawn else None,
             **self._notes.take(),
             carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.log import Lines, StepLog
-from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -54,7 +54,7 @@ class SegmentSlice:
     groups: NDArray[np.int64]
     teams: NDArray[np.int32]
     simulators: NDArray[np.int32]
-    draws: NDArray[np.int64]
+    matchups: NDArray[np.int64]
 
     def part(self, segments: slice) -> SegmentSlice:
         """Some of the segments."""
@@ -72,7 +72,7 @@ class Block:
         seen: the decision that waits for its outcome is in the log.
         acted: ... and an action was chosen for it.
         known: its episode was seen from the start.
-        draws: number of the draw it plays under.
+        matchups: number of the draw it plays under.
         drawn: there are any: the behavior is under self-play.
         lessons: serial of the lessons that its simulator had when its episode began.
         taught: there are any: environment parameters have curricula.
@@ -93,7 +93,7 @@ class Block:
         "groups",
         "teams",
         "simulators",
-        "draws",
+        "matchups",
         "lessons",
         "episode_returns",
         "episode_group_returns",
@@ -114,7 +114,7 @@ class Block:
         self.groups: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.teams: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
-        self.draws: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
+        self.matchups: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.drawn = False
         self.lessons: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.taught = False
@@ -142,9 +142,9 @@ class Block:
         self.groups[slots] = joined.groups
         self.teams[slots] = joined.teams
         self.simulators[slots] = joined.simulators
-        if joined.draws is not None:
+        if joined.matchups is not None:
             self.drawn = True
-            self.draws[slots] = joined.draws
+            self.matchups[slots] = joined.matchups
         if joined.lessons is not None:
             self.taught = True
             self.lessons[slots] = joined.lessons
@@ -279,7 +279,7 @@ class Block:
             groups=self.groups[slots],
             teams=self.teams[slots],
             simulators=self.simulators[slots],
-            draws=self.draws[slots],
+            matchups=self.matchups[slots],
         )
         self.closed.append(piece)
         self.closed_steps += len(rows)

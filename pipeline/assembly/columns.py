@@ -15,7 +15,7 @@ def joined(columns: list[Any], dtype: Any) -> Any:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def cut(record: Any, part: slice | NDArray[Any]) -> Any:
+def slice_rows(record: Any, part: slice | NDArray[Any]) -> Any:
     """Some rows of a record of columns."""
     values: dict[str, Any] = {}
     for name in type(record).__slots__:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.assembly.block import Slots
-from sparring.pipeline.assembly.columns import cut as part_of
+from sparring.pipeline.assembly.columns import slice_rows as part_of
 from sparring.pipeline.assembly.group_messages import divided, message
 from sparring.pipeline.assembly.groups import ClosedGroupSegments, Groups, Mask, MemberRewards, Places
 from sparring.pipeline.assembly.log import Lines
 from sparring.pipeline.assembly.members import BehaviorMembers, TickEvents, observations
 from sparring.pipeline.assembly.notes import Account
-from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 _NOBODY: Slots = np.empty(0, np.int32)
 
@@ -62,7 +63,7 @@ class GroupAssembler:
                 len(self.members),
                 Account(behavior, self._source, self._origin),
                 horizon=min(sizes.horizon, sizes.largest),
-                flush=sizes.flush,
+                message_steps=sizes.message_steps,
                 sequence=sizes.sequence,
             )
         return self.members[behavior]
@@ -98,7 +99,7 @@ class GroupAssembler:
         """The source is gone: everything open is interrupted, every agent is gone."""
         self._lose([(one, np.flatnonzero(one.block.live).astype(np.int32)) for one in self.members.values()])
 
-    def cut(self, behavior: str, serial: int) -> Iterator[Segments]:
+    def flush(self, behavior: str, serial: int) -> Iterator[Segments]:
         """Closes every open group segment in which the behavior name has members, without ending it, and sends all.
 
         The last message of the behavior name carries `serial`.
@@ -109,13 +110,13 @@ class GroupAssembler:
         self._close(places[self._groups.times[places] > 1])
         yield from self._messages(behavior, serial)
 
-    def flush(self) -> Iterator[Segments]:
+    def ready_messages(self) -> Iterator[Segments]:
         """Messages of all behavior names, when one of them has enough that is worth sending, or will have no more."""
         members = self.members.values()
-        if any(one.closed_steps >= one.flush or (one.notes.results and not one.open_steps) for one in members):
+        if any(one.closed_steps >= one.message_steps or (one.notes.results and not one.open_steps) for one in members):
             yield from self._messages()
         for behavior, one in self.members.items():
-            if one.account.untold:
+            if one.account.unreported:
                 yield self.greeting(behavior)
 
     def greeting(self, behavior: str) -> Segments:
@@ -317,7 +318,7 @@ class GroupAssembler:
         self._close(places[~over & begun], lost=masks)
         for one, mask in masks.items():
             slots = np.flatnonzero(mask).astype(np.int32)
-            one.notes.untold(one.block.agents[slots])
+            one.notes.unreported(one.block.agents[slots])
             one.block.free(slots)
         groups.free(places[over])
 

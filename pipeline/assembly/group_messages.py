@@ -10,7 +10,7 @@ import numpy as np
 from sparring.pipeline.assembly.groups import ClosedGroupSegments, MemberSegments
 from sparring.pipeline.assembly.members import BehaviorMembers, observations
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
+from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
 
 _PER_ROW: Final = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 
@@ -44,7 +44,7 @@ def divided(behavior: str, closed: ClosedGroupSegments, largest: int) -> Iterato
 
 
 def message(
-    members: Mapping[str, BehaviorMembers], behavior: str, closed: ClosedGroupSegments | None, cut: int
+    members: Mapping[str, BehaviorMembers], behavior: str, closed: ClosedGroupSegments | None, flush: int
 ) -> Segments:
     """The next message of a behavior name.
 
@@ -52,7 +52,7 @@ def message(
         members: of all behavior names of the source.
         behavior: name.
         closed: group segments in which it has steps; None for none.
-        cut: serial of the cut that the message completes, else 0.
+        flush: serial of the cut that the message completes, else 0.
     """
     one = members[behavior]
     log = one.block.log
@@ -63,7 +63,7 @@ def message(
     rows, times = own.rows, log.times[own.rows]
     return Segments(
         **one.account.next_message(len(rows)),
-        cut=cut,
+        flush=flush,
         lengths=own.lengths,
         observations=observations(log.observations, rows),
         next_observations=observations(log.observations, own.following),
@@ -75,7 +75,7 @@ def message(
         groups=own.keys,
         agents=own.agents,
         simulators=own.simulators,
-        draws=own.draws if one.block.drawn else None,
+        matchups=own.matchups if one.block.drawn else None,
         **one.notes.take(),
         carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
         shared=Shared(
@@ -83,8 +83,8 @@ def message(
             spans=closed.spans,
             ended=closed.ended,
             rewards=closed.rewards,
-            mates=tuple(
-                _mates(name, members[name], stays, len(closed.numbers))
+            teammates=tuple(
+                _teammates(name, members[name], stays, len(closed.numbers))
                 for name, stays in closed.stays.items()
                 if name != behavior
             ),
@@ -94,7 +94,7 @@ def message(
     )
 
 
-def _mates(behavior: str, one: BehaviorMembers, stays: MemberSegments, groups: int) -> TeammateSegments:
+def _teammates(behavior: str, one: BehaviorMembers, stays: MemberSegments, groups: int) -> TeammateSegments:
     log = one.block.log
     return TeammateSegments(
         behavior=behavior,

@@ -44,7 +44,7 @@ class MemberSegments:
         keys: [s] group key, 0 for none.
         teams: [s] team.
         simulators: [s] connection number.
-        draws: [s] number of the draw.
+        matchups: [s] number of the draw.
     """
 
     groups: Places
@@ -59,7 +59,7 @@ class MemberSegments:
     keys: NDArray[np.int64]
     teams: NDArray[np.int32]
     simulators: NDArray[np.int32]
-    draws: NDArray[np.int64]
+    matchups: NDArray[np.int64]
 
     def pick(self, which: NDArray[np.int64]) -> MemberSegments:
         """The given segments, in that order."""
@@ -190,7 +190,7 @@ class Groups:
         self._free: list[int] = list(range(_FIRST_PLACES - 1, -1, -1))
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._places: Places = np.empty(0, np.int64)
-        self._lives = 0
+        self._agent_episodes = 0
 
     def find(self, keys: NDArray[np.int64]) -> Places:
         """[n] Place of each group; one that has none gets one."""
@@ -275,8 +275,8 @@ class Groups:
         for column in (self.live, self.times, self.stayed, self.horizons, self.totals, self.names):
             column[places] = 0
         self.known[places] = True
-        self.numbers[places] = np.arange(self._lives, self._lives + len(keys))
-        self._lives += len(keys)
+        self.numbers[places] = np.arange(self._agent_episodes, self._agent_episodes + len(keys))
+        self._agent_episodes += len(keys)
         every, held = np.concatenate([self._keys, keys]), np.concatenate([self._places, places])
         order = np.argsort(every, kind="stable")
         self._keys, self._places = every[order], held[order]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.service import ActionsChosen
+from sparring.pipeline.messages.steps import ActionsChosen
 
 Lines = NDArray[np.int64]
 """Row numbers of the log."""

@@ -14,7 +14,7 @@ from sparring.pipeline.assembly.block import Block, FinishedSegments, Slots
 from sparring.pipeline.assembly.groups import Mask, MemberSegments, Places
 from sparring.pipeline.assembly.log import Lines
 from sparring.pipeline.assembly.notes import Account, Notes
-from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ class MemberBlock(Block):
             keys=self.groups[slots],
             teams=self.teams[slots],
             simulators=self.simulators[slots],
-            draws=self.draws[slots],
+            matchups=self.matchups[slots],
         )
 
     def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> MemberSegments | None:
@@ -138,19 +138,19 @@ class BehaviorMembers:
         account: counts.
         notes: episodes that ended.
         horizon: most group times of a segment.
-        flush: steps that are worth a message.
+        message_steps: steps that are worth a message.
         sequence: group times from one stored memory of an agent to the next; 0 where nothing is remembered.
         closed_steps: steps in finished segments that are not sent yet.
         found: steps recorded in the present tick.
     """
 
-    def __init__(self, number: int, account: Account, *, horizon: int, flush: int, sequence: int) -> None:
+    def __init__(self, number: int, account: Account, *, horizon: int, message_steps: int, sequence: int) -> None:
         self.number = number
         self.block = MemberBlock(horizon)
         self.account = account
         self.notes = Notes()
         self.horizon = horizon
-        self.flush = flush
+        self.message_steps = message_steps
         self.sequence = sequence
         self.closed_steps = 0
         self.found = 0

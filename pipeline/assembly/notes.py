@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly.block import Block, Slots
 from sparring.pipeline.assembly.columns import joined
 from sparring.pipeline.messages.matches import Results
-from sparring.pipeline.messages.service import Episodes
+from sparring.pipeline.messages.segments import Episodes
 
 _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("returns", np.float32),
@@ -24,7 +24,7 @@ _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("groups", np.int64),
     ("lessons", np.int64),
 )
-_RESULTS: Final = ("numbers", "draws", "simulators", "seats", "who", "scores", "explicit", "rewards")
+_RESULTS: Final = ("numbers", "matchups", "simulators", "row_counts", "who", "scores", "explicit", "rewards")
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Account:
     told: int = 0
 
     @property
-    def untold(self) -> bool:
+    def unreported(self) -> bool:
         """Whether there are steps that could not be recorded of which no message has told."""
         return self.orphaned > self.told
 
@@ -89,11 +89,11 @@ class Notes:
     def __init__(self) -> None:
         self._episodes: list[Episodes] = []
         self._results: list[Results] = []
-        self._untold: list[int] = []
+        self._unreported: list[int] = []
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
-        return bool(self._episodes or self._untold or self._results)
+        return bool(self._episodes or self._unreported or self._results)
 
     @property
     def results(self) -> bool:
@@ -105,9 +105,9 @@ class Notes:
         told: NDArray[np.bool_] = block.known[slots] & (block.episode_lengths[slots] > 0)
         return told
 
-    def untold(self, lives: NDArray[np.int64]) -> None:
+    def unreported(self, agent_episodes: NDArray[np.int64]) -> None:
         """Nothing can be told of these lives."""
-        self._untold += lives.tolist()
+        self._unreported += agent_episodes.tolist()
 
     def add(
         self, block: Block, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
@@ -121,7 +121,7 @@ class Notes:
             group_returns: [g] of groups that have ended with them.
         """
         told = self.told(block, slots)
-        self.untold(block.agents[slots[~told]])
+        self.unreported(block.agents[slots[~told]])
         if not (np.count_nonzero(told) or group_returns.size):
             return
         whole = slots[told]
@@ -147,9 +147,9 @@ class Notes:
     def take(self) -> dict[str, Any]:
         """All of them, once, as the next message tells them."""
         columns = {name: joined([getattr(one, name) for one in self._episodes], dtype) for name, dtype in _KINDS}
-        episodes = Episodes(**columns, untold=np.array(self._untold, np.int64))
+        episodes = Episodes(**columns, unreported=np.array(self._unreported, np.int64))
         results = _together(self._results) if self._results else None
-        self._episodes, self._untold, self._results = [], [], []
+        self._episodes, self._unreported, self._results = [], [], []
         return {"episodes": episodes, "results": results}
 
 

@@ -63,7 +63,7 @@ class StepWatch:
 
     Attributes:
         specs: by behavior id, as introduced on this connection.
-        lives: living agents by behavior id and agent id.
+        agent_episodes: living agents by behavior id and agent id.
         acted: agents with an action whose outcome is open, by behavior id.
         counted: completed steps by behavior name since the process started.
         ended: episodes ended since then.
@@ -74,7 +74,7 @@ class StepWatch:
     """
 
     specs: dict[str, BehaviorSpec] = field(default_factory=dict)
-    lives: dict[str, dict[int, AgentEpisode]] = field(default_factory=dict)
+    agent_episodes: dict[str, dict[int, AgentEpisode]] = field(default_factory=dict)
     acted: dict[str, set[int]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     ended: int = 0
@@ -95,7 +95,7 @@ class StepWatch:
     def reset(self) -> None:
         """A Reset was sent: nobody lives."""
         self.first = True
-        self.lives = {}
+        self.agent_episodes = {}
         self.acted = {}
 
     def read(self, step: Step) -> bool:
@@ -111,7 +111,7 @@ class StepWatch:
 
     def _follow(self, step: Step) -> None:
         for report in step.reports:
-            lives = self.lives.setdefault(report.behavior, {})
+            agent_episodes = self.agent_episodes.setdefault(report.behavior, {})
             acted = self.acted.get(report.behavior, set())
             name = BehaviorId.parse(report.behavior).name
             ended = [] if report.ends is None else report.ends.agents.tolist()
@@ -120,10 +120,10 @@ class StepWatch:
             acted -= {*ended, *deciding}
             self.ended += len(ended)
             for agent in ended:
-                lives.pop(agent, None)
+                agent_episodes.pop(agent, None)
             matches = _matches(report.decisions)
             for agent in deciding:
-                lives[agent] = AgentEpisode(self.steps, matches.get(agent))
+                agent_episodes[agent] = AgentEpisode(self.steps, matches.get(agent))
         self.first = False
         self.sequence = step.sequence + 1
         self.steps += 1
@@ -215,7 +215,7 @@ def _ends(watch: StepWatch, step: Step) -> Iterator[Finding]:
         if report.ends is None or watch.first:
             continue
         if unknown := [
-            agent for agent in report.ends.agents.tolist() if agent not in watch.lives.get(report.behavior, {})
+            agent for agent in report.ends.agents.tolist() if agent not in watch.agent_episodes.get(report.behavior, {})
         ]:
             yield failed(
                 f"an end of agent {unknown[0]} in {report.behavior}, which had no decision in this episode",
@@ -261,12 +261,12 @@ def _groups(watch: StepWatch, step: Step) -> Iterator[Finding]:
 
 def _contests(watch: StepWatch, step: Step) -> Iterator[Finding]:
     for report in step.reports:
-        lives = watch.lives.get(report.behavior, {})
+        agent_episodes = watch.agent_episodes.get(report.behavior, {})
         ended = set() if report.ends is None else set(report.ends.agents.tolist())
         parts = [(report.ends, set[int]()), (report.decisions, ended)]
         for rows, anew in parts:
             for agent, match in _matches(rows).items():
-                life = lives.get(agent)
+                life = agent_episodes.get(agent)
                 if agent not in anew and life is not None and life.match != match:
                     yield failed(
                         f"agent {agent} of {report.behavior} in match {match}, before in {life.match}",
@@ -296,8 +296,8 @@ def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
 
 def _silence(watch: StepWatch, step: Step) -> Iterator[Finding]:
     reported = {report.behavior: _agents(report) for report in step.reports}
-    for behavior, lives in watch.lives.items():
-        for agent, life in lives.items():
+    for behavior, agent_episodes in watch.agent_episodes.items():
+        for agent, life in agent_episodes.items():
             if watch.steps - life.seen > LONGEST_SILENCE and agent not in reported.get(behavior, ()):
                 yield Finding(
                     status="WARN",

@@ -18,8 +18,8 @@ from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.files import append
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
-from sparring.pipeline.messages.service import PolicyWeights
-from sparring.pipeline.queues.interface import Board
+from sparring.pipeline.messages.state import PolicyWeights
+from sparring.pipeline.queues.interface import Topic
 
 MATCHES_FILE: Final = "matches.jsonl"
 PLAYERS_FOLDER: Final = "players"
@@ -34,7 +34,7 @@ class Ghosts:
         rules: who plays whom.
         directory: of the run.
         elsewhere: weights of opponents from elsewhere, by behavior name, in the order of their numbers.
-        board: for weights of ghosts.
+        topic: for weights of ghosts.
 
     Attributes:
         missed: matches that ended and were never heard of.
@@ -45,12 +45,12 @@ class Ghosts:
         rules: SelfPlay | Tournament,
         directory: Path,
         elsewhere: Mapping[tuple[str, int], PolicyWeights],
-        board: Board,
+        topic: Topic,
     ) -> None:
         self.rules = rules
         self._snapshots = Snapshots(directory)
         self._elsewhere = elsewhere
-        self._board = board
+        self._board = topic
         self._latest: dict[str, PolicyWeights] = {}
         self._unsaved: dict[tuple[str, int], PolicyWeights] = {}
         self._slots: list[tuple[str, int] | None] = []  # what is published under each key
@@ -83,7 +83,7 @@ class Ghosts:
     def stepped(self, teams: Mapping[str, tuple[int, ...]], ghosts: Mapping[str, int]) -> None:
         """A stepping service has named teams, and ghosts have played so many steps in all, by behavior name."""
         for name in sorted(self.rules.names & teams.keys()):
-            self.rules.seats(name, teams[name])
+            self.rules.set_teams(name, teams[name])
         for name in sorted(self.rules.names & ghosts.keys()):
             self.rules.ghosts(name, ghosts[name])
 
@@ -99,9 +99,9 @@ class Ghosts:
         lines = list(self.rules.results(_without(results, max(0, known))))
         self._lines += [json.dumps({"source": source, **line}) for line in lines]
         return [
-            (player, line["scores"][seat])
+            (player, line["scores"][behavior_id])
             for line in lines
-            for seat, player in line["players"].items()
+            for behavior_id, player in line["players"].items()
             if player in self.rules.names
         ]
 
@@ -226,10 +226,10 @@ def _without(results: Results, first: int) -> Results:
     """The matches after the first ones."""
     if not first:
         return results
-    rows = int(results.seats[:first].sum())
+    rows = int(results.row_counts[:first].sum())
     return replace(
         results,
-        **{name: getattr(results, name)[first:] for name in ("numbers", "draws", "simulators", "seats")},
+        **{name: getattr(results, name)[first:] for name in ("numbers", "matchups", "simulators", "row_counts")},
         **{name: getattr(results, name)[rows:] for name in ("who", "scores", "explicit", "rewards")},
     )
 

@@ -24,16 +24,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sparring.pipeline.messages.service import (
-    FlushRequest,
-    LearnerState,
-    Marks,
-    ProducedSteps,
-    Segments,
-    StepAllowance,
-    StepCounts,
-)
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.starts import comes_before
+from sparring.pipeline.messages.state import FlushRequest, LearnerState, Marks, ProducedSteps, StepAllowance, StepCounts
 
 
 @dataclass(slots=True)
@@ -152,7 +145,7 @@ class StepLedger:
         unrecorded: steps in restored weights that the books had not heard of; they count as produced.
         trained: steps in the lineage of the current weights.
         training: steps in the update under way.
-        cut: the latest.
+        flush: the latest.
         version: highest that a learner said it had published.
 
     Args:
@@ -173,14 +166,14 @@ class StepLedger:
         self.unrecorded = 0
         self.trained = 0
         self.training = 0
-        self.cut = FlushRequest(serial=0, marks={})
+        self.flush = FlushRequest(serial=0, marks={})
         self.version = 0
         self._slice = self.budget if processes == 1 else max(1, buffer_size // (2 * processes))
         self._learner = ""
         self._learner_stale = 0
         self._learner_ghost = 0
-        self._cut_at = -1
-        self._told = 0
+        self._flushed_at = -1
+        self._reported = 0
         self._serving = ""
         self._seen: dict[tuple[str, str], int] = {}  # by source and origin, steps that have come in this start of ours
 
@@ -216,7 +209,7 @@ class StepLedger:
         """Steps produced that no update has used or is using."""
         return self.produced - self.done - self.training
 
-    def books(self) -> StepCounts:
+    def step_counts(self) -> StepCounts:
         """Where every produced step is; `open` is what the other terms leave.
 
         A ghost's step is produced and done with at once: no budget holds it back and no segment carries it.
@@ -260,7 +253,7 @@ class StepLedger:
         way = segments.source, segments.origin
         self._seen[way] = max(self._seen.get(way, 0), segments.handed_on)
         if segments.sequence <= origin.sequence:
-            self._come_again(origin, segments)
+            self._on_redelivery(origin, segments)
             return 0
         origin.sequence, origin.orphaned = segments.sequence, segments.orphaned
         origin.received = max(origin.received, segments.handed_on)
@@ -272,13 +265,13 @@ class StepLedger:
 
     def source_gone(self, name: str) -> None:
         """A source died or was replaced: its permit returns; its steps are lost unless they still come."""
-        self._bury(self._source(name))
+        self._retire(self._source(name))
 
     def source_closed(self, name: str) -> int:
         """All that a dead source's steps became has arrived; returns the steps newly found lost."""
         source = self._source(name)
         before = source.lost
-        self._bury(source)
+        self._retire(source)
         source.closed = True
         lost = source.lost - before
         self._note("stepping", name, lost, "not yet acknowledged by assembly")
@@ -291,17 +284,17 @@ class StepLedger:
             for origin in self._origins():
                 origin.taken_before = origin.taken
 
-    def took(self, segments: Segments) -> None:
+    def on_delivered(self, segments: Segments) -> None:
         """The learner has acknowledged segments."""
         origin = self._source(segments.source).origin(segments.origin, segments.began)
         origin.taken = max(origin.taken, segments.handed_on)
 
-    def took_all(self) -> None:
+    def on_all_delivered(self) -> None:
         """What came was taken by a learner of a former run, or is gone with it."""
         for origin in self._origins():
             origin.taken = origin.taken_before = origin.received
 
-    def told(self, state: LearnerState) -> None:
+    def on_learner_state(self, state: LearnerState) -> None:
         """The learner says how far it has taken what came; our books may be older than what it says.
 
         What its weights hold was taken by those before it, whether they could still acknowledge it or not.
@@ -319,9 +312,9 @@ class StepLedger:
                 origin = self.sources[source_name].origins[name]
                 origin.taken = max(origin.taken, mark.steps)
                 origin.taken_before = max(origin.taken_before, mark.steps)
-        self.miss(state.latest)
+        self.mark_lost(state.latest)
 
-    def miss(self, latest: Marks, *, over: bool = False) -> None:
+    def mark_lost(self, latest: Marks, *, over: bool = False) -> None:
         """Gives up what an earlier start of ours held, and an earlier start of assembly cannot send again.
 
         A learner takes in order, and first what arrived from that start of ours: once it has taken something of a later
@@ -342,7 +335,7 @@ class StepLedger:
             self._note("coordination", name, source.lost - before, "held by what died, and by an assembly that died")
 
     @property
-    def heard(self) -> tuple[str, str]:
+    def known_incarnations(self) -> tuple[str, str]:
         """The starts of assembly and of the learner that are counted with, "" for none.
 
         Of assembly the one before, as long as the next has not told of all of whose steps some are under way.
@@ -398,7 +391,7 @@ class StepLedger:
             for source_name, mark in sources.items():
                 self.sources[source_name].origins[name].kept = mark.steps
 
-    def _come_again(self, origin: Origin, segments: Segments) -> None:
+    def _on_redelivery(self, origin: Origin, segments: Segments) -> None:
         """Segments that were counted come again, and all after them: we have died, and assembly kept them.
 
         A learner that has taken them and lives will say so once more. Where it has died its next start takes them,
@@ -422,7 +415,7 @@ class StepLedger:
 
     # ---------------------------------------------------------------- what we say
 
-    def permits(self) -> dict[str, StepAllowance]:
+    def allowances(self) -> dict[str, StepAllowance]:
         """Shares out what the budget has left, and says how far each living source may go."""
         living = {name: source for name, source in self.sources.items() if source.alive}
         for source in sorted(living.values(), key=_unused):
@@ -433,29 +426,29 @@ class StepLedger:
                 source.serial += 1
         # New room comes from an update; used before its weights have arrived, the data would be older than need be.
         return {
-            name: StepAllowance(serial=source.serial, allowance=source.allowance, version=self.version)
+            name: StepAllowance(serial=source.serial, steps=source.allowance, version=self.version)
             for name, source in living.items()
         }
 
-    def next_cut(self) -> bool:
-        """Makes a new cut, in `cut`, when a whole buffer waits and was not cut for yet.
+    def next_flush(self) -> bool:
+        """Makes a new cut, in `flush`, when a whole buffer waits and was not cut for yet.
 
         Once more for the same buffer where the learner stays idle though half a buffer was produced since:
         among what waits are then steps that a crash took and that nobody has missed so far.
         """
         basis = self.done + self.training
         marks = self._marks()
-        since = sum(steps - self.cut.marks.get(name, 0) for name, steps in marks.items())
+        since = sum(steps - self.flush.marks.get(name, 0) for name, steps in marks.items())
         again = not self.training and 2 * since >= self.buffer_size
-        if self.waiting < self.buffer_size or (basis == self._cut_at and not again):
+        if self.waiting < self.buffer_size or (basis == self._flushed_at and not again):
             return False
-        self._cut_at = basis
-        self.cut = FlushRequest(serial=self.cut.serial + 1, marks=marks)
+        self._flushed_at = basis
+        self.flush = FlushRequest(serial=self.flush.serial + 1, marks=marks)
         return True
 
     def take_new_incidents(self) -> list[Incident]:
         """Incidents since this was last called."""
-        new, self._told = self.incidents[self._told :], len(self.incidents)
+        new, self._reported = self.incidents[self._reported :], len(self.incidents)
         return new
 
     # ---------------------------------------------------------------- on disk
@@ -464,8 +457,13 @@ class StepLedger:
         """Everything a restart needs, as plain JSON values."""
         own = {name: getattr(self, name) for name in _SAVED}
         sources = {name: asdict(source) for name, source in self.sources.items()}
-        cut = {"serial": self.cut.serial, "marks": self.cut.marks}
-        return {**own, "sources": sources, "cut": cut, "incidents": [asdict(incident) for incident in self.incidents]}
+        flush = {"serial": self.flush.serial, "marks": self.flush.marks}
+        return {
+            **own,
+            "sources": sources,
+            "flush": flush,
+            "incidents": [asdict(incident) for incident in self.incidents],
+        }
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Goes on from what `to_plain` gave."""
@@ -474,9 +472,9 @@ class StepLedger:
         for name, saved in plain["sources"].items():
             origins = {origin: Origin(**counts) for origin, counts in saved["origins"].items()}
             self.sources[name] = SteppingSource(**{**saved, "origins": origins})
-        self.cut = FlushRequest(**plain["cut"])
+        self.flush = FlushRequest(**plain["flush"])
         self.incidents = [Incident(**incident) for incident in plain["incidents"]]
-        self._told = len(self.incidents)
+        self._reported = len(self.incidents)
 
     # ---------------------------------------------------------------- inside
 
@@ -486,13 +484,13 @@ class StepLedger:
     def _source(self, name: str) -> SteppingSource:
         if name not in self.sources:
             self.sources[name] = SteppingSource()
-            self._cut_at = -1
+            self._flushed_at = -1
         return self.sources[name]
 
-    def _bury(self, source: SteppingSource) -> None:
+    def _retire(self, source: SteppingSource) -> None:
         if source.alive:
             source.alive = False
-            self._cut_at = -1  # a cut that waits for it may never be completed
+            self._flushed_at = -1  # a cut that waits for it may never be completed
 
     def _marks(self) -> dict[str, int]:
         """What a cut waits for: all that living sources have produced, and of a dead one what has arrived."""
@@ -505,7 +503,7 @@ class StepLedger:
 
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
-_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_cut_at", "_serving")
+_SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_flushed_at", "_serving")
 
 
 def _follows(start: str, former: str) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from sparring.pipeline.messages.service import Episodes, LessonsState
+from sparring.pipeline.messages.segments import Episodes
+from sparring.pipeline.messages.state import LessonsState
 
 Measure = Literal["reward", "progress", "rating"]
 

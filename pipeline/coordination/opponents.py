@@ -100,19 +100,19 @@ class Side:
         return self.trained >= self.max_steps
 
 
-def draw(seed: Sequence[int], seat: BehaviorId, side: Side, rates: Mapping[int, float]) -> int:
+def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, rates: Mapping[int, float]) -> int:
     """What plays a seat: a version of its side, or minus the number (from 1) of an opponent from elsewhere.
 
     The numbers come from `seed` and the seat alone, so that a draw does not depend on how many there were before.
 
     Args:
         seed: of the run, and of the occasion.
-        seat: that is drawn for.
+        behavior_id: that is drawn for.
         side: of the seat.
         rates: win rate of the learning team against each candidate.
     """
     settings = side.settings
-    random = np.random.default_rng([*seed, zlib.crc32(str(seat).encode())])
+    random = np.random.default_rng([*seed, zlib.crc32(str(behavior_id).encode())])
     weights = [1.0, *(one.weight for one in side.elsewhere)]
     which = int(random.choice(len(weights), p=np.array(weights) / sum(weights)))
     latest = random.random() < settings.play_against_latest_model_ratio

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.service import Marks, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import Marks
 from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
 
 LAST_EPISODES: Final = 100
@@ -76,9 +77,9 @@ class Route:
 
     def gauges(self) -> Iterator[tuple[str, float]]:
         """Names and values for the numbers of the service."""
-        books = self.ledger.books()
+        step_counts = self.ledger.step_counts()
         for term in ("produced", "trained", "ghost", "stale", "lost", "open"):
-            yield f"books.{term}/{self.name}", getattr(books, term)
+            yield f"books.{term}/{self.name}", getattr(step_counts, term)
         yield f"in_flight/{self.name}", self.ledger.in_flight
         yield f"budget/{self.name}", self.ledger.budget
         yield f"episodes/{self.name}", self.episodes
@@ -103,7 +104,7 @@ class Route:
 
     def _note_acknowledged(self, messages: int, _steps: int) -> None:
         for delivery in islice(self.held, self._acknowledged - self._released, messages - self._released):
-            self.ledger.took(delivery.record)
+            self.ledger.on_delivered(delivery.record)
         self._acknowledged = messages
 
 

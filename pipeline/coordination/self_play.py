@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, draw
+from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, sample_opponent
 from sparring.pipeline.coordination.ratings import Ratings
 from sparring.pipeline.coordination.settings import SelfPlaySettings
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, one_by_one
@@ -25,7 +25,7 @@ from sparring.pipeline.specs import BehaviorId
 
 SCRIPTED: Final = "scripted"
 """The player of a side that simulators play themselves."""
-_KNOWN_DRAWS: Final = 256
+_KNOWN_MATCHUPS: Final = 256
 
 
 class SelfPlay:
@@ -72,8 +72,8 @@ class SelfPlay:
         self._lockstep = lockstep
         self._queue: list[int] = []  # teams, the learning one first
         self._turn: dict[str, int] = {}  # learner steps since the team began to learn, by behavior name
-        self._drawn: dict[BehaviorId, list[int]] = {}
-        self._draws: dict[int, Matchup] = {}  # the latest, by number
+        self._sampled: dict[BehaviorId, list[int]] = {}
+        self._matchups: dict[int, Matchup] = {}  # the latest, by number
         self._numbers = 0
         self._heard: set[str] = set()  # names whose weights were heard of since our own start
         for name, side in self.sides.items():
@@ -103,12 +103,16 @@ class SelfPlay:
     @property
     def playing(self) -> set[tuple[str, int]]:
         """Behavior name and number of the ghosts of the assignment."""
-        draws = () if self.assignment is None else self.assignment.draws
-        return {(BehaviorId.parse(seat).name, number) for one in draws for seat, number in one.ghosts.items()}
+        matchups = () if self.assignment is None else self.assignment.matchups
+        return {
+            (BehaviorId.parse(behavior_id).name, number)
+            for one in matchups
+            for behavior_id, number in one.ghosts.items()
+        }
 
     # ---------------------------------------------------------------- what is heard
 
-    def seats(self, name: str, teams: tuple[int, ...]) -> None:
+    def set_teams(self, name: str, teams: tuple[int, ...]) -> None:
         """Simulators have teams of a behavior name."""
         side = self.sides[name]
         new = [team for team in teams if team not in side.teams]
@@ -147,22 +151,24 @@ class SelfPlay:
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
         """Matches have ended; yields a line of the match table for each."""
         for ended in one_by_one(results):
-            known = self._draws.get(ended.draw)
-            if not ended.seats:
+            known = self._matchups.get(ended.matchup)
+            if not ended.behavior_ids:
                 self.lost += 1
                 continue
             if known is None:
                 self.unknown += 1
                 continue
-            players = {seat: self._player(known, BehaviorId.parse(seat)) for seat in ended.seats}
+            players = {
+                behavior_id: self._player(known, BehaviorId.parse(behavior_id)) for behavior_id in ended.behavior_ids
+            }
             self._rate(known, players, ended.scores)
             yield {
                 "match": ended.number,
                 "simulator": ended.simulator,
-                "draw": ended.draw,
+                "matchup": ended.matchup,
                 "team": known.team,
                 "players": players,
-                "scores": {seat: score for seat, score in ended.scores.items() if score >= 0},
+                "scores": {behavior_id: score for behavior_id, score in ended.scores.items() if score >= 0},
                 "explicit": ended.explicit,
             }
 
@@ -184,7 +190,7 @@ class SelfPlay:
                 break
         self.changes += 1
         self._turn.clear()
-        self._drawn.clear()
+        self._sampled.clear()
 
     def _over(self) -> bool:
         """Whether all learners of the team have reached their end."""
@@ -197,7 +203,9 @@ class SelfPlay:
             side.swapped_at = side.ghost
             side.crossings += 1
         names = {name for name, side in self.sides.items() if side in due}
-        self._drawn = {seat: drawn for seat, drawn in self._drawn.items() if seat.name not in names}
+        self._sampled = {
+            behavior_id: matchup for behavior_id, matchup in self._sampled.items() if behavior_id.name not in names
+        }
         return bool(due)
 
     def _assign(self) -> None:
@@ -209,28 +217,30 @@ class SelfPlay:
         if self._over() and not all(side.done for side in present.values()):
             self._change_team()
             team = self._queue[0]
-        seats = [BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team]
-        for seat in seats:
-            if seat not in self._drawn:
-                self._drawn[seat] = [self._draw(seat, place) for place in range(self._places)]
-        former = () if self.assignment is None else self.assignment.draws
-        draws = []
+        behavior_ids = [
+            BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team
+        ]
+        for behavior_id in behavior_ids:
+            if behavior_id not in self._sampled:
+                self._sampled[behavior_id] = [self._sample(behavior_id, place) for place in range(self._places)]
+        former = () if self.assignment is None else self.assignment.matchups
+        matchups = []
         for place in range(self._places):
-            ghosts = {str(seat): self._drawn[seat][place] for seat in seats}
+            ghosts = {str(behavior_id): self._sampled[behavior_id][place] for behavior_id in behavior_ids}
             same = former and former[place].team == team and former[place].ghosts == ghosts
-            draws.append(former[place] if same else self._new_draw(team, ghosts))
-        if tuple(draws) != former:
+            matchups.append(former[place] if same else self._new_matchup(team, ghosts))
+        if tuple(matchups) != former:
             serial = 1 if self.assignment is None else self.assignment.serial + 1
-            self.assignment = MatchupAssignment(serial=serial, draws=tuple(draws))
+            self.assignment = MatchupAssignment(serial=serial, matchups=tuple(matchups))
             self._forget()
 
-    def _draw(self, seat: BehaviorId, place: int) -> int:
-        side = self.sides[seat.name]
+    def _sample(self, behavior_id: BehaviorId, place: int) -> int:
+        side = self.sides[behavior_id.name]
         occasion = (self._seed, place, side.crossings, self.changes)
-        number = draw(occasion, seat, side, self._rates(seat.name, side))
-        player = self.player(seat.name, number)
+        number = sample_opponent(occasion, behavior_id, side, self._rates(behavior_id.name, side))
+        player = self.player(behavior_id.name, number)
         if number > 0:
-            self.ratings.enter(player, like=seat.name)
+            self.ratings.enter(player, like=behavior_id.name)
         else:
             self.ratings.enter(player, elo=side.settings.initial_elo)
         return number
@@ -245,18 +255,20 @@ class SelfPlay:
                 found[version] = sum(record.rate for record in records) / len(records)
         return found
 
-    def _new_draw(self, team: int, ghosts: dict[str, int]) -> Matchup:
+    def _new_matchup(self, team: int, ghosts: dict[str, int]) -> Matchup:
         self._numbers += 1
         new = Matchup(number=self._numbers, team=team, ghosts=ghosts)
-        self._draws[new.number] = new
-        while len(self._draws) > _KNOWN_DRAWS:
-            self._draws.pop(next(iter(self._draws)))
+        self._matchups[new.number] = new
+        while len(self._matchups) > _KNOWN_MATCHUPS:
+            self._matchups.pop(next(iter(self._matchups)))
         return new
 
     def _forget(self) -> None:
         """Strikes out players that cannot be met any more."""
         met = {
-            self.player(BehaviorId.parse(seat).name, n) for d in self._draws.values() for seat, n in d.ghosts.items()
+            self.player(BehaviorId.parse(behavior_id).name, n)
+            for d in self._matchups.values()
+            for behavior_id, n in d.ghosts.items()
         }
         met |= {_name_of(name, version) for name, side in self.sides.items() for version in side.window}
         met |= {*self.sides, SCRIPTED}
@@ -269,29 +281,33 @@ class SelfPlay:
         """What a ghost of a behavior name is called."""
         return _name_of(name, number) if number > 0 else self.sides[name].elsewhere[-number - 1].label
 
-    def _player(self, drawn: Matchup, seat: BehaviorId) -> str:
-        return seat.name if seat.team == drawn.team else self.player(seat.name, drawn.ghosts[str(seat)])
+    def _player(self, matchup: Matchup, behavior_id: BehaviorId) -> str:
+        return (
+            behavior_id.name
+            if behavior_id.team == matchup.team
+            else self.player(behavior_id.name, matchup.ghosts[str(behavior_id)])
+        )
 
-    def _rate(self, drawn: Matchup, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
+    def _rate(self, matchup: Matchup, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
         """One match: the learning team first."""
-        teams: dict[int, list[str]] = {drawn.team: []}
+        teams: dict[int, list[str]] = {matchup.team: []}
         found: dict[int, list[float]] = {}
-        for seat, player in players.items():
-            team = BehaviorId.parse(seat).team
+        for behavior_id, player in players.items():
+            team = BehaviorId.parse(behavior_id).team
             teams.setdefault(team, []).append(player)
-            if scores[seat] >= 0:
-                found.setdefault(team, []).append(scores[seat])
-        if drawn.team not in found:
+            if scores[behavior_id] >= 0:
+                found.setdefault(team, []).append(scores[behavior_id])
+        if matchup.team not in found:
             self.lost += 1
             return
-        own = sum(found[drawn.team]) / len(found[drawn.team])
+        own = sum(found[matchup.team]) / len(found[matchup.team])
         if len(teams) == 1:
-            self.ratings.enter(SCRIPTED, elo=self.sides[teams[drawn.team][0]].settings.initial_elo)
-            teams[drawn.team + 1] = [SCRIPTED]
+            self.ratings.enter(SCRIPTED, elo=self.sides[teams[matchup.team][0]].settings.initial_elo)
+            teams[matchup.team + 1] = [SCRIPTED]
         results = [sum(found[team]) / len(found[team]) if team in found else 1 - own for team in teams]
-        k = self.sides[teams[drawn.team][0]].settings.elo_k
+        k = self.sides[teams[matchup.team][0]].settings.elo_k
         self.ratings.rate(list(teams.values()), results, k)
-        for learner in teams[drawn.team]:
+        for learner in teams[matchup.team]:
             for opponents, other in list(zip(teams.values(), results, strict=True))[1:]:
                 for opponent in opponents:
                     record = self.sides[learner].records.setdefault(opponent, Record())
@@ -317,8 +333,8 @@ class SelfPlay:
             "lost": self.lost,
             "queue": self._queue,
             "turn": self._turn,
-            "drawn": {str(seat): drawn for seat, drawn in self._drawn.items()},
-            "draws": [asdict(one) for one in self._draws.values()],
+            "drawn": {str(behavior_id): matchup for behavior_id, matchup in self._sampled.items()},
+            "matchups": [asdict(one) for one in self._matchups.values()],
             "numbers": self._numbers,
             "assignment": None if self.assignment is None else asdict(self.assignment),
         }
@@ -341,11 +357,11 @@ class SelfPlay:
         self.changes, self.unknown, self.lost = plain["changes"], plain["unknown"], plain["lost"]
         self._numbers = plain["numbers"]
         self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
-        self._drawn = {BehaviorId.parse(seat): drawn for seat, drawn in plain["drawn"].items()}
-        self._draws = {one["number"]: Matchup(**one) for one in plain["draws"]}
+        self._sampled = {BehaviorId.parse(behavior_id): matchup for behavior_id, matchup in plain["drawn"].items()}
+        self._matchups = {one["number"]: Matchup(**one) for one in plain["matchups"]}
         if plain["assignment"] is not None:
-            draws = tuple(Matchup(**one) for one in plain["assignment"]["draws"])
-            self.assignment = MatchupAssignment(serial=plain["assignment"]["serial"], draws=draws)
+            matchups = tuple(Matchup(**one) for one in plain["assignment"]["matchups"])
+            self.assignment = MatchupAssignment(serial=plain["assignment"]["serial"], matchups=matchups)
 
 
 _SAVED: Final = (

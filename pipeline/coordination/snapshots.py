@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 
 _FOLDER: Final = "snapshots"
 _SUFFIX: Final = ".safetensors"

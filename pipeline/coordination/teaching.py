@@ -11,8 +11,9 @@ from typing import Any
 from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.lessons import Lesson, Lessons, WeightsUpdate
 from sparring.pipeline.coordination.route import Route
-from sparring.pipeline.messages.service import LearnerState, Segments
-from sparring.pipeline.queues.interface import Board
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import LearnerState
+from sparring.pipeline.queues.interface import Topic
 
 
 class LessonPlan:
@@ -24,7 +25,7 @@ class LessonPlan:
         ghosts: self-play, if there is any.
 
     Attributes:
-        told: serial of what is published; 0 where there is nothing to tell.
+        on_learner_state: serial of what is published; 0 where there is nothing to tell.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class LessonPlan:
                 "measure": round(change.measure, 6),
             }
 
-    def publish(self, board: Board, save: Callable[[], None]) -> None:
+    def publish(self, topic: Topic, save: Callable[[], None]) -> None:
         """Publishes the lessons, where they are new, once `save` has written them."""
         if self._some and not (self._said and self._lessons.serial == self.told):
             save()
             self._said, self.told = True, self._lessons.serial
-            board.publish("lessons", self._lessons.state)
+            topic.publish("lessons", self._lessons.state)
 
     def gauges(self, behavior: str) -> Iterator[tuple[str, float]]:
         """Names and values for the numbers of the service."""

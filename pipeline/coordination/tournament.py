@@ -71,15 +71,15 @@ class Tournament:
         """How many of some matches that ended each line-up has; those of teams that were known before are none's."""
         counts = dict.fromkeys(self._lineups, 0)
         for number in numbers:
-            if (draw := self._ended[number]) in counts:
-                counts[draw] += 1
+            if (matchup := self._ended[number]) in counts:
+                counts[matchup] += 1
         return counts
 
     def player(self, _name: str, number: int) -> str:
         """Label of a player."""
         return self.players[-number - 1]
 
-    def seats(self, name: str, teams: tuple[int, ...]) -> None:
+    def set_teams(self, name: str, teams: tuple[int, ...]) -> None:
         """Simulators have teams of a behavior name."""
         known = self._teams.setdefault(name, set())
         if known >= set(teams):
@@ -94,16 +94,16 @@ class Tournament:
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
         """Matches have ended; yields a line for each."""
         for ended in one_by_one(results):
-            lineup, teams = self._lineups.get(ended.draw), self._order()
-            line = {"match": ended.number, "simulator": ended.simulator, "draw": ended.draw}
-            if lineup is None or not ended.seats:
+            lineup, teams = self._lineups.get(ended.matchup), self._order()
+            line = {"match": ended.number, "simulator": ended.simulator, "matchup": ended.matchup}
+            if lineup is None or not ended.behavior_ids:
                 self._ended[ended.number] = 0
                 yield {**line, "lost": True}
                 continue
-            self._ended[ended.number] = ended.draw
+            self._ended[ended.number] = ended.matchup
             yield {
                 **line,
-                "players": {s: self.players[lineup[teams.index(BehaviorId.parse(s).team)]] for s in ended.seats},
+                "players": {s: self.players[lineup[teams.index(BehaviorId.parse(s).team)]] for s in ended.behavior_ids},
                 "scores": ended.scores,
                 "rewards": ended.rewards,
                 "explicit": ended.explicit,
@@ -135,22 +135,22 @@ class Tournament:
     def _narrow(self) -> None:
         """Line-ups that have been played often enough begin no more matches."""
         counts = self._counts(self._ended)
-        left = [draw for draw, count in counts.items() if count < self._quota] or list(self._lineups)
-        if self.assignment is not None and left != [one.number for one in self.assignment.draws]:
+        left = [matchup for matchup, count in counts.items() if count < self._quota] or list(self._lineups)
+        if self.assignment is not None and left != [one.number for one in self.assignment.matchups]:
             self._assign(left)
 
     def _assign(self, numbers: Sequence[int]) -> None:
         teams = self._order()
-        draws = []
+        matchups = []
         for number in numbers:
             ghosts = {
                 str(BehaviorId(name=name, team=team)): -1 - self._lineups[number][teams.index(team)]
                 for name, own in sorted(self._teams.items())
                 for team in sorted(own)
             }
-            draws.append(Matchup(number=number, team=NOBODY, ghosts=ghosts))
+            matchups.append(Matchup(number=number, team=NOBODY, ghosts=ghosts))
         serial = 1 if self.assignment is None else self.assignment.serial + 1
-        self.assignment = MatchupAssignment(serial=serial, draws=tuple(draws))
+        self.assignment = MatchupAssignment(serial=serial, matchups=tuple(matchups))
 
     # ---------------------------------------------------------------- on disk
 

@@ -69,14 +69,14 @@ class Tape:
     Attributes:
         begun: lives so far, wanted or not.
         episodes: of the wanted episodes, those that have ended.
-        untold: outcomes that came without what the agent did, because it did as it was told.
+        unreported: outcomes that came without what the agent did, because it did as it was told.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, wanted: int = 0, simulator: int = 0) -> None:
         self.behavior = behavior
         self.begun = 0
         self.episodes = 0
-        self.untold = 0
+        self.unreported = 0
         self._spec = spec
         self._wanted = wanted
         self._last = wanted or np.iinfo(np.int64).max
@@ -154,7 +154,7 @@ class Tape:
         }
 
     def _end(self, behavior: str, ends: Ends, living: ByAgent, team: int) -> None:
-        lives, known = living.find(ends.agents)
+        agent_episodes, known = living.find(ends.agents)
         if not known.all():
             raise RemoteProtocolError(
                 "unknown_agent",
@@ -163,17 +163,17 @@ class Tape:
                 remedy="report an agent's first decision before its end",
             )
         living.remove(ends.agents)
-        chunk, kept = self._append(behavior, ends, lives, known, team)
+        chunk, kept = self._append(behavior, ends, agent_episodes, known, team)
         chunk |= {"over": np.ones(len(chunk["life"]), np.bool_), "terminated": ~ends.interrupted[kept]}
         self.episodes += len(chunk["life"])
 
     def _decide(self, behavior: str, decisions: Decisions, living: ByAgent, team: int) -> None:
-        lives, known = living.find(decisions.agents)
+        agent_episodes, known = living.find(decisions.agents)
         if not known.all():
-            lives[~known] = self.begun + 1 + np.arange(np.count_nonzero(~known))
+            agent_episodes[~known] = self.begun + 1 + np.arange(np.count_nonzero(~known))
             self.begun += int(np.count_nonzero(~known))
-            living.put(decisions.agents[~known], lives[~known])
-        chunk, kept = self._append(behavior, decisions, lives, known, team)
+            living.put(decisions.agents[~known], agent_episodes[~known])
+        chunk, kept = self._append(behavior, decisions, agent_episodes, known, team)
         if decisions.groups is not None:
             chunk["group"] = decisions.groups[kept]
         if decisions.masks is not None:
@@ -182,14 +182,14 @@ class Tape:
         self._asked[behavior] = decisions.agents, kept, chunk
 
     def _append(
-        self, behavior: str, rows: Decisions | Ends, lives: Ids, known: NDArray[np.bool_], team: int
+        self, behavior: str, rows: Decisions | Ends, agent_episodes: Ids, known: NDArray[np.bool_], team: int
     ) -> tuple[Arrays, NDArray[np.bool_]]:
         """Keeps the rows of wanted lives; returns them, and which they are. `known` have decided before."""
         self._check_range(behavior, rows, known)
         if self._missing(rows):
-            self.untold += int(np.count_nonzero(known))
-        kept = lives <= self._last
-        chunk = self._zeros(int(np.count_nonzero(kept))) | {"life": lives[kept], "rewards": rows.rewards[kept]}
+            self.unreported += int(np.count_nonzero(known))
+        kept = agent_episodes <= self._last
+        chunk = self._zeros(int(np.count_nonzero(kept))) | {"life": agent_episodes[kept], "rewards": rows.rewards[kept]}
         chunk["team"][:] = team
         if rows.group_rewards is not None:
             chunk["group_rewards"] = rows.group_rewards[kept]

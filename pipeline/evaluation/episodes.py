@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.service import Episodes
+from sparring.pipeline.messages.segments import Episodes
 
 EPISODES_FILE: Final = "episodes.csv"
 
@@ -35,7 +35,7 @@ class FirstEpisodes:
     """The episodes of one behavior from one source that began first, apart from those of which nothing can be told.
 
     Attributes:
-        untold: lives of which nothing can be told: their simulator went away.
+        unreported: lives of which nothing can be told: their simulator went away.
 
     Args:
         wanted: how many.
@@ -46,7 +46,7 @@ class FirstEpisodes:
         self._told: dict[int, tuple[Any, ...]] = {}
         self._settled = 0  # all lives up to this number have ended
         self._counted = 0  # of these, told
-        self.untold: set[int] = set()
+        self.unreported: set[int] = set()
 
     @property
     def count(self) -> int:
@@ -68,10 +68,10 @@ class FirstEpisodes:
         """Takes in episodes that have ended."""
         rows = zip(*(getattr(episodes, name).tolist() for name in COLUMNS), strict=True)
         self._told.update(zip(episodes.agents.tolist(), rows, strict=True))
-        self.untold.update(episodes.untold.tolist())
+        self.unreported.update(episodes.unreported.tolist())
         if len(self._told) > 2 * self._wanted:  # those that began last are not wanted in any case
             self._told = {life: self._told[life] for life in sorted(self._told)[: self._wanted]}
-        while (following := self._settled + 1) in self._told or following in self.untold:
+        while (following := self._settled + 1) in self._told or following in self.unreported:
             self._settled = following
             self._counted += following in self._told
 

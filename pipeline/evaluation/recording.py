@@ -19,7 +19,7 @@ from sparring.pipeline.demonstrations.episodes import (
     stacked,
 )
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.actions import LIMIT, to_environment
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -69,7 +69,7 @@ class Recorder:
             self._open.setdefault(life, []).append(part)
             if over:
                 self._whole[life] = joined(self._open.pop(life))
-        for life in segments.episodes.untold.tolist():
+        for life in segments.episodes.unreported.tolist():
             self._open.pop(life, None)
             self._whole.pop(life, None)
         for life in sorted(self._told & self._whole.keys()):

@@ -91,11 +91,11 @@ def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     while len(whole) + 1 in by_number:
         whole.append(by_number[len(whole) + 1])
     told = [line for line in whole if not line.get("lost")]
-    seats = max((len(line["players"]) for line in told), default=0)
+    behavior_ids = max((len(line["players"]) for line in told), default=0)
     by_draw: dict[int, list[Mapping[str, Any]]] = {}
     for line in told:
-        if len(line["players"]) == seats:  # else it was begun before all teams were known
-            by_draw.setdefault(line["draw"], []).append(line)
+        if len(line["players"]) == behavior_ids:  # else it was begun before all teams were known
+            by_draw.setdefault(line["matchup"], []).append(line)
     quota = min(map(len, by_draw.values()), default=0)
     return [line for lines in by_draw.values() for line in lines[:quota]]
 
@@ -112,10 +112,10 @@ def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> Tou
     points = np.zeros_like(matches)
     for line in lines:
         teams: dict[int, tuple[int, float]] = {}
-        for seat, player in line["players"].items():
-            score = line["scores"].get(seat, -1.0)
-            if score >= 0 or BehaviorId.parse(seat).team not in teams:
-                teams[BehaviorId.parse(seat).team] = number[player], score
+        for behavior_id, player in line["players"].items():
+            score = line["scores"].get(behavior_id, -1.0)
+            if score >= 0 or BehaviorId.parse(behavior_id).team not in teams:
+                teams[BehaviorId.parse(behavior_id).team] = number[player], score
         known = [score for _, score in teams.values() if score >= 0]
         entries = [(player, score if score >= 0 else 1 - known[0]) for player, score in teams.values()]
         for at, (one, score) in enumerate(entries):

@@ -33,7 +33,7 @@ class Duel:
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """One behavior id for each team."""
-        return {seat: spec for game in self._games for seat, spec in game.behaviors().items()}
+        return {behavior_id: spec for game in self._games for behavior_id, spec in game.behaviors().items()}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
         """New episodes in all games; there are no parameters."""

@@ -30,7 +30,7 @@ OBSERVATION_SIZE: Final = 27
 _TEAMS: Final = (0, 1)
 _SCRIPTS: Final[Mapping[str, Callable[[Pitch, int], Float]]] = {"scripted": scripted, "still": still}
 _RIVALS_ARE: Final = ("learning", *_SCRIPTS)
-_MATES: Final = np.array([1, 0, 3, 2])
+_TEAMMATES: Final = np.array([1, 0, 3, 2])
 _RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
 _ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 _LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
@@ -186,11 +186,11 @@ class Soccer:
         pitch = self._pitch
         place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
         goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X
-        away = [pitch.ball[:, None] - place, place[:, _MATES] - place]
+        away = [pitch.ball[:, None] - place, place[:, _TEAMMATES] - place]
         away += [place[:, _RIVALS[:, index]] - place for index in (0, 1)]
         away += [goals - place, -goals - place]
         moving = [pitch.ball_velocity[:, None] + np.zeros_like(speed), speed]
-        moving += [speed[:, _MATES], speed[:, _RIVALS[:, 0]], speed[:, _RIVALS[:, 1]]]
+        moving += [speed[:, _TEAMMATES], speed[:, _RIVALS[:, 0]], speed[:, _RIVALS[:, 1]]]
         seen = np.concatenate(
             [np.stack(away, 2) / GOAL_X, np.stack(moving, 2) / MAX_BALL_SPEED], 2
         )  # [areas, players, 11, 2] in the pitch's frame
@@ -200,7 +200,7 @@ class Soccer:
         turned[..., 1:22:2] = seen[..., 1] * cosine - seen[..., 0] * sine
         turned[..., 22] = cosine[..., 0] * _ATTACKS
         turned[..., 23] = sine[..., 0] * _ATTACKS
-        facing = heading[:, _MATES] - heading
+        facing = heading[:, _TEAMMATES] - heading
         turned[..., 24] = np.cos(facing)
         turned[..., 25] = np.sin(facing)
         turned[..., 26] = self._ages[:, None] / MAX_STEPS

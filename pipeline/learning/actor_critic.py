@@ -251,7 +251,9 @@ class ActorCritic:
         values = np.empty((batch.steps, self._signals), np.float32)
         next_values = np.empty((len(counts_s), self._signals), np.float32)
         actor_qM = batch.carried[:, : self._memory]
-        tracks = Tracks(batch.lives, batch.ended, segment_q, self._memories) if self.critic is not None else None
+        tracks = (
+            Tracks(batch.agent_episodes, batch.ended, segment_q, self._memories) if self.critic is not None else None
+        )
         memory_qM = actor_qM if tracks is None else np.empty_like(actor_qM)
         together = [np.arange(len(segment_q))] if tracks is None else tracks.rounds()
         most = max(1, rows_at_once(prepared.inputs) // length)
@@ -292,17 +294,19 @@ class Tracks:
         memories: [agents, M] the critic's, at present.
 
     Args:
-        lives: [s] number of the agent's life, of each segment.
+        agent_episodes: [s] number of the agent's life, of each segment.
         ended: [s] it ended with the segment.
         segment_q: segment of each sequence.
         kept: what the critic remembers from before.
     """
 
-    def __init__(self, lives: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories) -> None:
-        self._lives, of_s = np.unique(lives, return_inverse=True)
+    def __init__(
+        self, agent_episodes: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories
+    ) -> None:
+        self._agent_episodes, of_s = np.unique(agent_episodes, return_inverse=True)
         self.of_q: Numbers = of_s[segment_q]
         self._ended = np.bincount(of_s, ended) > 0
-        self.memories = kept.recall(self._lives)
+        self.memories = kept.recall(self._agent_episodes)
 
     def rounds(self) -> Iterator[Numbers]:
         """The first sequences of all agents, then the second ones, and so on."""
@@ -315,7 +319,7 @@ class Tracks:
 
     def keep(self, kept: Memories) -> None:
         """Remembers where each agent stands now."""
-        kept.keep(self._lives, self.memories, self._ended)
+        kept.keep(self._agent_episodes, self.memories, self._ended)
 
 
 def row_bytes(column: Tensor) -> int:

@@ -17,7 +17,7 @@ from sparring.pipeline.learning.report import UpdateReport, lags
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
 
 
@@ -52,7 +52,7 @@ class BC:
         generator: torch.Generator,
         *,
         learns: bool = True,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self.actor = Actor(spec, settings.network_settings, generator)
         self.modules = nn.ModuleDict({"actor": self.actor})

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 
 Array = NDArray[Any]
 
 _PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-_PER_SEGMENT = ("lengths", "terminated", "ended", "lives")
+_PER_SEGMENT = ("lengths", "terminated", "ended", "agent_episodes")
 _LIVES_OF_A_SOURCE = 2**40
 
 
@@ -31,7 +31,7 @@ class Batch:
         lengths: [s] rows of each segment.
         terminated: [s] the episode ended with the segment: no bootstrap.
         ended: [s] the agent's life ended with the segment, terminated or not.
-        lives: [s] number of the agent's life, unique in the run.
+        agent_episodes: [s] number of the agent's life, unique in the run.
         next_observations: one [s, *shape] per observation: what followed each segment.
         observations: one [r, *shape] per observation.
         continuous: [r, continuous actions] raw samples.
@@ -48,7 +48,7 @@ class Batch:
     lengths: Array
     terminated: Array
     ended: Array
-    lives: Array
+    agent_episodes: Array
     next_observations: tuple[Array, ...]
     observations: tuple[Array, ...]
     continuous: Array
@@ -93,7 +93,7 @@ class SegmentBuffer:
             Batch(
                 **{name: getattr(record, name) for name in names},
                 ended=record.terminated | record.interrupted,
-                lives=source * _LIVES_OF_A_SOURCE + record.agents,
+                agent_episodes=source * _LIVES_OF_A_SOURCE + record.agents,
                 sequence_length=self._sequence_length,
                 carried=record.carried if self._sequence_length else None,
             )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.buffer import droppable
-from sparring.pipeline.messages.service import Segments, TeammateSegments
+from sparring.pipeline.messages.segments import Segments, TeammateSegments
 
 Array = NDArray[Any]
 
@@ -24,7 +24,7 @@ _LIVES_OF_A_SOURCE: Final = 2**40
 _SHARED: Final = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")
 _SHOWN: Final = ("lengths", "continuous", "discrete", "observations", "next_observations")
 _PER_ROW: Final = ("log_probs", "masks", "rewards", "group_rewards", "versions")
-_PER_SEGMENT: Final = ("lives", "ended")
+_PER_SEGMENT: Final = ("agent_episodes", "ended")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class GroupBatch:
 
     Attributes:
         own: members of the learner's own behavior name.
-        mates: members of others, by name.
+        teammates: members of others, by name.
         numbers: [g] of the group's life, unique in the run.
         spans: [g] group times.
         over: [g] nobody is left after it.
@@ -88,14 +88,14 @@ class GroupBatch:
         rewards: [r] the agent's own reward.
         group_rewards: [r] the group's reward, as the agent heard of it.
         versions: [r] policy version that acted.
-        lives: [s] number of the agent's life, unique in the run.
+        agent_episodes: [s] number of the agent's life, unique in the run.
         ended: [s] the agent's life ended with the segment.
         sequence_length: group times of a sequence; 0 where agents carry nothing.
         carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
     """
 
     own: GroupMembers
-    mates: Mapping[str, GroupMembers]
+    teammates: Mapping[str, GroupMembers]
     numbers: Array
     spans: Array
     over: Array
@@ -105,7 +105,7 @@ class GroupBatch:
     rewards: Array
     group_rewards: Array
     versions: Array
-    lives: Array
+    agent_episodes: Array
     ended: Array
     sequence_length: int = 0
     carried: Array | None = None
@@ -133,10 +133,10 @@ class GroupBatch:
         rows = np.repeat(segments, self.own.lengths)
         columns = {name: _part(getattr(self, name), rows) for name in _PER_ROW}
         columns |= {name: getattr(self, name)[segments] for name in _PER_SEGMENT}
-        mates = {name: one.select(kept_g) for name, one in self.mates.items()}
+        teammates = {name: one.select(kept_g) for name, one in self.teammates.items()}
         return GroupBatch(
             own=self.own.select(kept_g),
-            mates={name: one for name, one in mates.items() if len(one.lengths)},
+            teammates={name: one for name, one in teammates.items() if len(one.lengths)},
             numbers=self.numbers[kept_g],
             spans=self.spans[kept_g],
             over=self.over[kept_g],
@@ -240,12 +240,12 @@ class GroupBuffer:
         own = {name: getattr(shared, name) for name in _SHARED} | {name: getattr(record, name) for name in _SHOWN}
         return GroupBatch(
             own=GroupMembers(**own),
-            mates={mates.behavior: _members(mates) for mates in shared.mates},
+            teammates={teammates.behavior: _members(teammates) for teammates in shared.teammates},
             numbers=origin * _LIVES_OF_A_SOURCE + shared.numbers,
             spans=shared.spans,
             over=shared.ended,
             shared=shared.rewards,
-            lives=source * _LIVES_OF_A_SOURCE + record.agents,
+            agent_episodes=source * _LIVES_OF_A_SOURCE + record.agents,
             ended=record.terminated | record.interrupted,
             sequence_length=self._sequence_length,
             carried=record.carried if self._sequence_length else None,
@@ -258,8 +258,8 @@ class GroupBuffer:
             self.steps += chunk.steps
 
 
-def _members(mates: TeammateSegments) -> GroupMembers:
-    return GroupMembers(**{one.name: getattr(mates, one.name) for one in fields(GroupMembers)})
+def _members(teammates: TeammateSegments) -> GroupMembers:
+    return GroupMembers(**{one.name: getattr(teammates, one.name) for one in fields(GroupMembers)})
 
 
 def _part(column: Any, kept: Array) -> Any:
@@ -270,12 +270,12 @@ def _part(column: Any, kept: Array) -> Any:
 
 def _concatenate(chunks: list[GroupBatch]) -> GroupBatch:
     """All group segments of `chunks`; rows without masks get empty ones where others have some."""
-    names = dict.fromkeys(name for chunk in chunks for name in chunk.mates)
-    mates = {}
+    names = dict.fromkeys(name for chunk in chunks for name in chunk.teammates)
+    teammates = {}
     for name in sorted(names):
-        like = next(chunk.mates[name] for chunk in chunks if name in chunk.mates)
-        mates[name] = _joined(
-            [chunk.mates[name] if name in chunk.mates else like.nobody(len(chunk.numbers)) for chunk in chunks]
+        like = next(chunk.teammates[name] for chunk in chunks if name in chunk.teammates)
+        teammates[name] = _joined(
+            [chunk.teammates[name] if name in chunk.teammates else like.nobody(len(chunk.numbers)) for chunk in chunks]
         )
     width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
     masks = None
@@ -286,7 +286,7 @@ def _concatenate(chunks: list[GroupBatch]) -> GroupBatch:
     plain = (*_PER_SEGMENT, "log_probs", "rewards", "group_rewards", "versions", "numbers", "spans", "over", "shared")
     return GroupBatch(
         own=_joined([chunk.own for chunk in chunks]),
-        mates=mates,
+        teammates=teammates,
         masks=masks,
         sequence_length=chunks[0].sequence_length,
         carried=np.concatenate(carried) if carried else None,

@@ -32,7 +32,7 @@ class GroupIndex:
         counts: [K] members there.
         own: [K] of these, with our own behavior name.
         decisions: [K] rows of our own that were decided then.
-        moments: [r] moment of each row.
+        timesteps: [r] moment of each row.
         places: [r] where its member stands among those that are there then; our own come first.
         in_series: [T] moments within the segments, in the order of `GroupBatch.shared`.
 
@@ -42,31 +42,31 @@ class GroupIndex:
     """
 
     def __init__(self, batch: GroupBatch, names: list[str]) -> None:
-        members = [batch.own, *(batch.mates.get(name) for name in names[1:])]
+        members = [batch.own, *(batch.teammates.get(name) for name in names[1:])]
         self.last: Numbers = np.cumsum(batch.spans + 1, dtype=np.int64) - 1
         self.first: Numbers = self.last - batch.spans
         self.in_series = sequences.rows_of(self.first, batch.spans)
         found = [(at, one) for at, one in enumerate(members) if one is not None]
         tokens = [self._tokens(one) for _, one in found]
         sizes = [len(rows) for rows, _, _ in tokens]
-        moments = np.concatenate([at for _, at, _ in tokens])
-        order = np.argsort(moments, kind="stable")
+        timesteps = np.concatenate([at for _, at, _ in tokens])
+        order = np.argsort(timesteps, kind="stable")
         most = int(self.last[-1]) + 1
-        self.counts: Numbers = np.bincount(moments, minlength=most)
-        self.own: Numbers = np.bincount(moments[: sizes[0]], minlength=most)
+        self.counts: Numbers = np.bincount(timesteps, minlength=most)
+        self.own: Numbers = np.bincount(timesteps[: sizes[0]], minlength=most)
         self._starts = np.cumsum(self.counts) - self.counts
         self._token_rows = np.concatenate([rows for rows, _, _ in tokens])[order]
         self._token_names = np.repeat([at for at, _ in found], sizes)[order]
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         decided = tokens[0][2]
-        self.moments = moments[decided]
-        self.places = rank[decided] - self._starts[self.moments]
-        self.decisions: Numbers = np.bincount(self.moments, minlength=most)
+        self.timesteps = timesteps[decided]
+        self.places = rank[decided] - self._starts[self.timesteps]
+        self.decisions: Numbers = np.bincount(self.timesteps, minlength=most)
 
-    def tokens(self, moments: Numbers) -> tuple[Numbers, Numbers]:
+    def tokens(self, timesteps: Numbers) -> tuple[Numbers, Numbers]:
         """Row of each member that is there at some moments, moment by moment, and the number of its behavior name."""
-        at = sequences.rows_of(self._starts[moments], self.counts[moments])
+        at = sequences.rows_of(self._starts[timesteps], self.counts[timesteps])
         return self._token_rows[at], self._token_names[at]
 
     def _tokens(self, members: GroupMembers) -> tuple[Numbers, Numbers, Numbers]:
@@ -79,6 +79,6 @@ class GroupIndex:
         end_r[np.cumsum(members.lengths)[stepped] - 1] = members.next_times[stepped]
         begin = np.concatenate([members.times, members.next_times]).astype(np.int64)
         length = np.concatenate([end_r, members.until]) - begin
-        moments = sequences.rows_of(self.first[np.concatenate([group_r, group_s])] + begin, length)
+        timesteps = sequences.rows_of(self.first[np.concatenate([group_r, group_s])] + begin, length)
         first = np.cumsum(length) - length
-        return np.repeat(np.arange(len(begin)), length), moments, first[: len(members.times)]
+        return np.repeat(np.arange(len(begin)), length), timesteps, first[: len(members.times)]

@@ -33,7 +33,7 @@ from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.specs import BehaviorSpec
 
 _BYTES_AT_ONCE: Final = 16 * 2**20
-_MOMENTS_AT_ONCE: Final = 1024
+_TIMESTEPS_AT_ONCE: Final = 1024
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -73,9 +73,9 @@ class GroupWindows:
         group = np.repeat(np.arange(len(counts_g)), counts_g)
         first_q = batch.starts()
         lengths_q = np.diff(first_q, append=batch.steps)
-        window_q = window_of[index.moments[first_q]]
+        window_q = window_of[index.timesteps[first_q]]
         by_window = np.argsort(window_q, kind="stable")
-        rows = np.bincount(window_of[index.moments], minlength=len(lengths))
+        rows = np.bincount(window_of[index.timesteps], minlength=len(lengths))
         somebody = np.bincount(window_of[index.in_series], index.counts[index.in_series], len(lengths)) > 0
         return cls(
             group=group,
@@ -88,7 +88,7 @@ class GroupWindows:
             by_window=by_window,
         )
 
-    def moments(self, which: Numbers) -> Numbers:
+    def timesteps(self, which: Numbers) -> Numbers:
         """Moments of some windows, one window after the other."""
         return sequences.rows_of(self.first[which], self.lengths[which])
 
@@ -122,19 +122,19 @@ class PreparedGroups:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", np.zeros(len(self.index.counts), np.int64))
 
-    def show(self, moments: Numbers, rows: Numbers) -> GroupTimesteps:
+    def show(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
         """What a critic is shown.
 
         Args:
-            moments: at each of which some member is there.
+            timesteps: at each of which some member is there.
             rows: of our own, decided at these moments: whose baselines are asked for.
         """
-        index, counts = self.index, self.index.counts[moments]
-        m, n, j = len(moments), max(1, int(counts.max())), int(index.own[moments].max())
+        index, counts = self.index, self.index.counts[timesteps]
+        m, n, j = len(timesteps), max(1, int(counts.max())), int(index.own[timesteps].max())
         place = None
         if not (counts == n).all():
             place = np.arange(int(counts.sum())) + np.repeat(np.arange(m) * n - (np.cumsum(counts) - counts), counts)
-        token_rows, token_names = index.tokens(moments)
+        token_rows, token_names = index.tokens(timesteps)
         inputs: list[Inputs | None] = []
         actions: list[Tensor | None] = []
         shown, before = np.empty_like(token_rows), 0
@@ -147,7 +147,7 @@ class PreparedGroups:
             here = columns is not None and done is not None and len(needed) > 0
             inputs.append(tuple(column.index_select(0, at) for column in columns or ()) if here else None)
             actions.append(done.index_select(0, at) if here and done is not None else None)
-        self._places[moments] = np.arange(m)
+        self._places[timesteps] = np.arange(m)
         return GroupTimesteps(
             inputs=tuple(inputs),
             actions=tuple(actions),
@@ -155,7 +155,7 @@ class PreparedGroups:
             places=None if place is None else torch.from_numpy(place),
             shape=(m, n, j),
             counts=torch.from_numpy(counts.astype(np.float32)),
-            decided=torch.from_numpy(self._places[index.moments[rows]] * j + index.places[rows]),
+            decided=torch.from_numpy(self._places[index.timesteps[rows]] * j + index.places[rows]),
         )
 
 
@@ -226,7 +226,7 @@ class GroupNetworks:
         prepared = PreparedGroups(index, GroupWindows.of(batch, index, max(1, batch.sequence_length)), [], [], [], [])
         for name, spec in self.specs.items():
             own = name == self.critic.names[0]
-            members = batch.own if own else batch.mates.get(name)
+            members = batch.own if own else batch.teammates.get(name)
             if members is None or not len(members.lengths):
                 prepared.joined.append(None)
                 prepared.inputs.append(None)
@@ -259,14 +259,14 @@ class GroupNetworks:
         index = prepared.index
         values = np.zeros((len(index.counts), self._signals), np.float32)
         baselines = np.zeros((batch.steps, self._signals), np.float32)
-        by_moment = np.argsort(index.moments, kind="stable")
+        by_timestep = np.argsort(index.timesteps, kind="stable")
         starts = np.cumsum(index.decisions) - index.decisions
         # By size, so that little room is left over where groups differ.
         order = np.argsort(index.counts, kind="stable")[np.count_nonzero(index.counts == 0) :]
-        for moments in np.array_split(order, -(-len(order) // self._at_once(index))):
-            rows = by_moment[sequences.rows_of(starts[moments], index.decisions[moments])]
-            found, expected = self.critic(over(prepared.show(moments, rows), self.actor.device))
-            values[moments], baselines[rows] = back(found), back(expected)
+        for timesteps in np.array_split(order, -(-len(order) // self._at_once(index))):
+            rows = by_timestep[sequences.rows_of(starts[timesteps], index.decisions[timesteps])]
+            found, expected = self.critic(over(prepared.show(timesteps, rows), self.actor.device))
+            values[timesteps], baselines[rows] = back(found), back(expected)
         return GroupEstimates(values, baselines)
 
     # ---------------------------------------------------------------- inside
@@ -274,8 +274,8 @@ class GroupNetworks:
     def _at_once(self, index: GroupIndex) -> int:
         """Moments for which there is room in memory."""
         n, j = int(index.counts.max(initial=1)), int(index.own.max(initial=1))
-        of_moment = 4 * max(1, j) * n * max(self._units, HEADS * n)
-        return max(1, min(_MOMENTS_AT_ONCE, _BYTES_AT_ONCE // of_moment))
+        of_timestep = 4 * max(1, j) * n * max(self._units, HEADS * n)
+        return max(1, min(_TIMESTEPS_AT_ONCE, _BYTES_AT_ONCE // of_timestep))
 
     def _before(self, batch: GroupBatch, done: Floats) -> Tensor:
         """[r + s, P] previous action of each decision and of what followed."""
@@ -295,7 +295,7 @@ class GroupNetworks:
         baselines = np.zeros((batch.steps, self._signals), np.float32)
         segment_r = np.repeat(np.arange(len(batch.own.lengths)), batch.own.lengths)
         groups = Tracks(batch.numbers, batch.over, windows.group, self._groups)
-        members = Tracks(batch.lives, batch.ended, segment_r[windows.first_q], self._members)
+        members = Tracks(batch.agent_episodes, batch.ended, segment_r[windows.first_q], self._members)
         at_windows = np.zeros((len(windows.first), self.memory), np.float32)
         at_sequences = np.zeros((len(windows.first_q), self.memory), np.float32)
         last = np.isin(np.arange(len(windows.group)), np.cumsum(np.bincount(windows.group)) - 1)
@@ -304,9 +304,9 @@ class GroupNetworks:
             of_q = windows.of_windows(which)
             at_windows[which] = groups.memories[groups.of_q[which]]
             at_sequences[of_q] = members.memories[members.of_q[of_q]]
-            shown, remembered, moments, rows = self.recall(prepared, which, at_windows, at_sequences)
+            shown, remembered, timesteps, rows = self.recall(prepared, which, at_windows, at_sequences)
             found, expected, after = self.critic.remember(*over((shown, remembered), self.actor.device))
-            values[moments], baselines[rows] = back(found), back(expected)
+            values[timesteps], baselines[rows] = back(found), back(expected)
             of_groups, of_members = np.split(back(after), [remembered.baselines])
             groups.memories[groups.of_q[which]], members.memories[members.of_q[of_q]] = of_groups, of_members
             ending = which[last[which]]
@@ -320,11 +320,11 @@ class GroupNetworks:
         members.keep(self._members)
         return GroupEstimates(values, baselines, at_windows, at_sequences)
 
-    def _following(self, prepared: PreparedGroups, moments: Numbers, memory: Floats) -> Floats:
+    def _following(self, prepared: PreparedGroups, timesteps: Numbers, memory: Floats) -> Floats:
         """Values of what followed, which nothing is remembered of: the next segment begins with it."""
-        shown = prepared.show(moments, np.empty(0, np.int64))
-        layout = Layout(np.ones(len(moments), np.int64))
-        remembered = GroupRecurrentState(layout, torch.from_numpy(memory), len(moments))
+        shown = prepared.show(timesteps, np.empty(0, np.int64))
+        layout = Layout(np.ones(len(timesteps), np.int64))
+        remembered = GroupRecurrentState(layout, torch.from_numpy(memory), len(timesteps))
         found, _, _ = self.critic.remember(*over((shown, remembered), self.actor.device))
         values: Floats = back(found)
         return values
@@ -334,11 +334,11 @@ class GroupNetworks:
     ) -> tuple[GroupTimesteps, GroupRecurrentState, Numbers, Numbers]:
         """Some windows, as a critic that remembers is shown them; their moments, and their rows."""
         windows = prepared.windows
-        moments, of_q = windows.moments(which), windows.of_windows(which)
+        timesteps, of_q = windows.timesteps(which), windows.of_windows(which)
         rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
         layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
         memory = torch.from_numpy(np.concatenate([at_windows[which], at_sequences[of_q]]))
-        return prepared.show(moments, rows), GroupRecurrentState(layout, memory, len(which)), moments, rows
+        return prepared.show(timesteps, rows), GroupRecurrentState(layout, memory, len(which)), timesteps, rows
 
 
 def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.float32], ...]) -> list[Floats]:

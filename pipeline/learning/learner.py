@@ -30,10 +30,11 @@ from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import EXTRINSIC, Signals
-from sparring.pipeline.messages.service import PolicyWeights, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import Arrays, non_finite, weights_sha256
-from sparring.pipeline.networks.device import PROCESSOR, back
+from sparring.pipeline.networks.device import CPU, back
 from sparring.pipeline.networks.weights import load_arrays, to_arrays
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 
@@ -118,7 +119,7 @@ class Learner:
         seed: int,
         *,
         learns: bool = True,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self._learns = learns
         self.behavior = behavior
@@ -193,7 +194,7 @@ class Learner:
         return weights_sha256(to_arrays(self._networks))
 
     @property
-    def mates(self) -> Mapping[str, BehaviorSpec]:
+    def teammates(self) -> Mapping[str, BehaviorSpec]:
         """Specs of the other behavior names that share groups with this one, as far as met."""
         if not isinstance(self._algorithm, POCA):
             return {}
@@ -201,8 +202,8 @@ class Learner:
 
     def strangers(self, record: Segments) -> list[str]:
         """Behavior names in the groups of `record` that `meet` has not been told of."""
-        shared = record.shared.mates if record.shared is not None else ()
-        return [one.behavior for one in shared if one.behavior not in self.mates]
+        shared = record.shared.teammates if record.shared is not None else ()
+        return [one.behavior for one in shared if one.behavior not in self.teammates]
 
     def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
         """Other behavior names share groups with this one from now on. Those met before are left out.
@@ -210,7 +211,7 @@ class Learner:
         Raises:
             Unsupported: no encoder can be built for one of them.
         """
-        new = {name: spec for name, spec in specs.items() if name not in self.mates}
+        new = {name: spec for name, spec in specs.items() if name not in self.teammates}
         if new and isinstance(self._algorithm, POCA):
             self._algorithm.meet(new)
 
@@ -295,7 +296,7 @@ class Learner:
             CheckpointError: it is of another behavior, spec or network; nothing was changed.
         """
         self._same(checkpoint)
-        algorithm = self._with_mates_of(checkpoint)
+        algorithm = self._with_teammates_of(checkpoint)
         moments = _moments(algorithm) if self._learns else {}
         cloned = {name for name in checkpoint.optimizer if name.startswith(CLONING)}
         if cloned != {name for name in moments if name.startswith(CLONING)}:  # it was added or taken away since
@@ -336,26 +337,28 @@ class Learner:
         Raises:
             CheckpointError: its networks differ; nothing was changed.
         """
-        algorithm = self._with_mates_of(checkpoint)
+        algorithm = self._with_teammates_of(checkpoint)
         own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
         load_arrays(algorithm.modules, own)
         self._algorithm = algorithm
 
-    def _with_mates_of(self, checkpoint: Checkpoint) -> Algorithm:
+    def _with_teammates_of(self, checkpoint: Checkpoint) -> Algorithm:
         """The algorithm, or a new one, that has met the mates of a checkpoint in its order: embeddings go by number."""
-        mates = checkpoint.description.get("mates", {})
-        if list(self.mates) == list(mates):
+        teammates = checkpoint.description.get("teammates", {})
+        if list(self.teammates) == list(teammates):
             return self._algorithm
         algorithm, _ = _algorithm(
             self.behavior, self._spec, self.settings, self._generator, learns=self._learns, device=self._device
         )
         if isinstance(algorithm, POCA):
-            algorithm.meet({name: read_spec(plain) for name, plain in mates.items()})
+            algorithm.meet({name: read_spec(plain) for name, plain in teammates.items()})
         return algorithm
 
     def _same(self, checkpoint: Checkpoint) -> None:
         own, other = (
-            {"behavior": self.behavior} | self._description() | {"mates": checkpoint.description.get("mates", {})},
+            {"behavior": self.behavior}
+            | self._description()
+            | {"teammates": checkpoint.description.get("teammates", {})},
             {"behavior": checkpoint.behavior} | checkpoint.description,
         )
         if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
@@ -371,7 +374,7 @@ class Learner:
         described = {
             "trainer": settings.trainer_type,
             "spec": dataclasses.asdict(self._spec),
-            "mates": {name: dataclasses.asdict(spec) for name, spec in self.mates.items()},
+            "teammates": {name: dataclasses.asdict(spec) for name, spec in self.teammates.items()},
             "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
             "shared_critic": settings.hyperparameters.shared_critic,
             "signals": list(settings.reward_signals.named()),

@@ -28,21 +28,21 @@ class Memories:
 
     def __init__(self, size: int, limit: int = MOST_AGENTS) -> None:
         self._limit = limit
-        self._lives: AgentEpisodes = np.empty(0, np.int64)
+        self._agent_episodes: AgentEpisodes = np.empty(0, np.int64)
         self._heard: AgentEpisodes = np.empty(0, np.int64)
         self._memories: Floats = np.empty((0, size), np.float32)
         self._now = 0
 
     def __len__(self) -> int:
         """Agents remembered."""
-        return len(self._lives)
+        return len(self._agent_episodes)
 
     def recall(self, lives: AgentEpisodes) -> Floats:
         """[n, size] memory of each agent, zeros where there is none."""
         found: Floats = np.zeros((len(lives), self._memories.shape[1]), np.float32)
         if len(self):
-            at = np.minimum(np.searchsorted(self._lives, lives), len(self) - 1)
-            known = self._lives[at] == lives
+            at = np.minimum(np.searchsorted(self._agent_episodes, lives), len(self) - 1)
+            known = self._agent_episodes[at] == lives
             found[known] = self._memories[at[known]]
         return found
 
@@ -55,11 +55,11 @@ class Memories:
             ended: [n] the life is over.
         """
         self._now += 1
-        others = ~np.isin(self._lives, lives)
+        others = ~np.isin(self._agent_episodes, lives)
         lives, memories = lives[~ended], memories[~ended]
         heard = np.concatenate([self._heard[others], np.full(len(lives), self._now)])
-        lives = np.concatenate([self._lives[others], lives])
+        lives = np.concatenate([self._agent_episodes[others], lives])
         memories = np.concatenate([self._memories[others], memories])
         latest = np.argsort(-heard, kind="stable")[: self._limit]
         kept = latest[np.argsort(lives[latest], kind="stable")]
-        self._lives, self._heard, self._memories = lives[kept], heard[kept], memories[kept]
+        self._agent_episodes, self._heard, self._memories = lives[kept], heard[kept], memories[kept]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.learning.parameters import FlatParameters, Pull
-from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.networks.device import CPU
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 _USUAL: Final[Any] = {
@@ -47,7 +47,7 @@ class Adam:
         self,
         modules: nn.Module,
         learning_rate: float,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
         *,
         epsilon: float = 1e-8,
         max_norm: float | None = None,

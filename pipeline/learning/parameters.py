@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.networks.device import CPU
 
 Pull = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Adds to `grad` of all parameters what gradients of outputs make of them: autograd, or what knows the network."""
@@ -28,7 +28,7 @@ class FlatParameters:
         device: where the block is. Buffers stay where they are, on the processor.
     """
 
-    def __init__(self, *modules: nn.Module, device: torch.device = PROCESSOR) -> None:
+    def __init__(self, *modules: nn.Module, device: torch.device = CPU) -> None:
         named = [named for module in modules for named in module.named_parameters()]
         self._names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]

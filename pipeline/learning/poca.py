@@ -56,7 +56,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import EXTRINSIC, Signals, by_series
 from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
 from sparring.pipeline.learning.signals.steps import Steps
-from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.group_critic import GroupRecurrentState, GroupTimesteps
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -85,13 +85,13 @@ class CriticMinibatch(NamedTuple):
     """Whole moments, for a step of the critic.
 
     Attributes:
-        moments: [M] numbers of them.
+        timesteps: [M] numbers of them.
         rows: [B] decisions made then.
         shown: what the critic sees.
         remembered: sequences, and what it remembers at their starts; None where nothing is remembered.
     """
 
-    moments: Numbers
+    timesteps: Numbers
     rows: Numbers
     shown: GroupTimesteps
     remembered: GroupRecurrentState | None
@@ -129,7 +129,7 @@ class POCA:
         generator: torch.Generator,
         *,
         learns: bool = True,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self.settings = settings
         self.generator = generator
@@ -208,12 +208,12 @@ class POCA:
             earned_T = (
                 shared_T * np.float32(signal.strength)
                 if name == EXTRINSIC
-                else by_series(rewards[name], index.moments, index.in_series)
+                else by_series(rewards[name], index.timesteps, index.in_series)
             )
             values_K = found.values[:, head]
             next_values_g = values_K[index.last]
             beginning = self._beginnings.value(name, values_K[there_K])
-            share = self.signals.goes_on(name, int(nobody.sum()), len(batch.shared))
+            share = self.signals.terminal_bootstrap_fraction(name, int(nobody.sum()), len(batch.shared))
             next_values_g[nobody] = share * beginning  # where nobody is left, the next group begins
             advantages_T = returns.advantages(
                 earned_T,
@@ -224,7 +224,7 @@ class POCA:
                 self.settings.hyperparameters.lambd,
             )
             returns_KS[index.in_series, head] = advantages_T + values_K[index.in_series]
-        returns_RS = returns_KS[index.moments]
+        returns_RS = returns_KS[index.timesteps]
         advantage_R = torch.from_numpy(returns.normalized((returns_RS - found.baselines).mean(1)))
         inputs = prepared.inputs[0]
         assert inputs is not None
@@ -252,7 +252,7 @@ class POCA:
             own.continuous,
             own.discrete,
             batch.ended,
-            batch.lives,
+            batch.agent_episodes,
             self.actor.action_limit,
         )
 
@@ -285,11 +285,11 @@ class POCA:
     def _criticised(self, prepared: PreparedGroups, found: GroupEstimates, which: Numbers) -> CriticMinibatch:
         """Some windows."""
         if found.groups is not None and found.members is not None:
-            shown, remembered, moments, rows = self.networks.recall(prepared, which, found.groups, found.members)
-            return CriticMinibatch(moments, rows, shown, remembered)
+            shown, remembered, timesteps, rows = self.networks.recall(prepared, which, found.groups, found.members)
+            return CriticMinibatch(timesteps, rows, shown, remembered)
         windows = prepared.windows
-        moments, rows = windows.moments(which), windows.first_q[windows.of_windows(which)]
-        return CriticMinibatch(moments, rows, prepared.show(moments, rows), None)
+        timesteps, rows = windows.timesteps(which), windows.first_q[windows.of_windows(which)]
+        return CriticMinibatch(timesteps, rows, prepared.show(timesteps, rows), None)
 
     def _step(
         self,
@@ -315,7 +315,7 @@ class POCA:
         with torch.no_grad():
             chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
             squares_MS, to_values_MS = self._squares(
-                values_MS, targets.returns, targets.values, criticised.moments, coefficients.epsilon, VALUE_WEIGHT
+                values_MS, targets.returns, targets.values, criticised.timesteps, coefficients.epsilon, VALUE_WEIGHT
             )
             every = targets.rows
             squares_BS, to_baselines_BS = self._squares(

@@ -52,7 +52,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
 from sparring.pipeline.learning.signals.steps import Steps
-from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
@@ -92,7 +92,7 @@ class PPO:
         generator: torch.Generator,
         *,
         learns: bool = True,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self.settings = settings
         self.generator = generator
@@ -155,12 +155,14 @@ class PPO:
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Minibatch:
         """The batch as tensors, with what the present critic makes of it."""
         values, next_values = found.values, found.next_values
-        extrinsic = self.signals.scaled(batch.rewards + batch.group_rewards, batch.lengths, batch.lives, batch.ended)
+        extrinsic = self.signals.scaled(
+            batch.rewards + batch.group_rewards, batch.lengths, batch.agent_episodes, batch.ended
+        )
         rewards = self.signals.begin(extrinsic, lambda: self._shown(batch))
-        begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.lives, batch.ended)]
+        begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.agent_episodes, batch.ended)]
         for head, name in enumerate(self.signals.settings):
             beginning = self._beginnings.value(name, values[begins_R, head])
-            share = self.signals.goes_on(name, int(batch.terminated.sum()), batch.steps)
+            share = self.signals.terminal_bootstrap_fraction(name, int(batch.terminated.sum()), batch.steps)
             next_values[batch.terminated, head] = share * beginning
         estimates = np.stack(
             [
@@ -199,7 +201,7 @@ class PPO:
             batch.continuous,
             batch.discrete,
             batch.ended,
-            batch.lives,
+            batch.agent_episodes,
             self.actor.action_limit,
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from sparring.pipeline.messages.service import Mark, Marks, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import Mark, Marks
 
 
 class Deduplicator:

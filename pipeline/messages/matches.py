@@ -15,7 +15,7 @@ NOBODY: Final = -1
 """The learning team of a draw under which nobody learns."""
 
 
-@record("draw")
+@record("matchup")
 class Matchup:
     """Which policies meet in a match.
 
@@ -37,12 +37,12 @@ class MatchupAssignment:
 
     Attributes:
         serial: counts the assignments of a run from 1.
-        draws: simulator number n takes draws[n % len(draws)]; where simulators say which agents form a match, each of
-            its matches takes the next.
+        matchups: simulator number n takes matchups[n % len(matchups)]; where simulators say which agents form a match,
+            each of their matches takes the next.
     """
 
     serial: int
-    draws: tuple[Matchup, ...]
+    matchups: tuple[Matchup, ...]
 
 
 @record("results")
@@ -53,9 +53,9 @@ class Results:
 
     Attributes:
         numbers: [m] number of each match, unique within the source.
-        draws: [m] number of its draw.
+        matchups: [m] number of its draw.
         simulators: [m] connection number of its simulator.
-        seats: [m] how many rows it has; 0 where there is no result: its simulator went away, or nobody of the team
+        row_counts: [m] how many rows it has; 0 where there is no result: its simulator went away, or nobody of the team
             that learns was in it.
         names: behavior ids; a later record of a source has those of an earlier one first.
         who: [r] which of `names`.
@@ -67,9 +67,9 @@ class Results:
     """
 
     numbers: I64
-    draws: I64
+    matchups: I64
     simulators: I32
-    seats: I32
+    row_counts: I32
     names: tuple[str, ...]
     who: I32
     scores: F32
@@ -83,18 +83,18 @@ class MatchEnd(NamedTuple):
 
     Attributes:
         number: of it.
-        draw: number of its draw.
+        matchup: number of its draw.
         simulator: connection number.
-        seats: behavior ids of its rows.
+        behavior_ids: behavior ids of its rows.
         scores: by seat.
         rewards: by seat.
         explicit: the simulator said who won.
     """
 
     number: int
-    draw: int
+    matchup: int
     simulator: int
-    seats: list[str]
+    behavior_ids: list[str]
     scores: dict[str, float]
     rewards: dict[str, float]
     explicit: bool
@@ -103,18 +103,18 @@ class MatchEnd(NamedTuple):
 def one_by_one(results: Results) -> Iterator[MatchEnd]:
     """The matches of a record."""
     at = 0
-    heads = (results.numbers, results.draws, results.simulators, results.seats)
-    for number, draw, simulator, count in zip(*(column.tolist() for column in heads), strict=True):
+    heads = (results.numbers, results.matchups, results.simulators, results.row_counts)
+    for number, matchup, simulator, count in zip(*(column.tolist() for column in heads), strict=True):
         rows = slice(at, at + count)
         at += count
-        seats = [results.names[one] for one in results.who[rows].tolist()]
+        behavior_ids = [results.names[one] for one in results.who[rows].tolist()]
         yield MatchEnd(
             number=number,
-            draw=draw,
+            matchup=matchup,
             simulator=simulator,
-            seats=seats,
-            scores=dict(zip(seats, results.scores[rows].tolist(), strict=True)),
-            rewards=dict(zip(seats, results.rewards[rows].tolist(), strict=True)),
+            behavior_ids=behavior_ids,
+            scores=dict(zip(behavior_ids, results.scores[rows].tolist(), strict=True)),
+            rewards=dict(zip(behavior_ids, results.rewards[rows].tolist(), strict=True)),
             explicit=bool(results.explicit[rows].any()),
         )
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from sparring.pipeline.messages.simulator import Sampler
 
 
-def draws(sampler: Sampler) -> Iterator[float]:
+def samples(sampler: Sampler) -> Iterator[float]:
     """Draws for ever from the distribution of `sampler`, beginning with its seed."""
     source = random.Random(sampler.seed)
-    draw = _DRAWS[sampler.kind]
+    sample = _SAMPLE[sampler.kind]
     while True:
-        yield draw(source, sampler.values)
+        yield sample(source, sampler.values)
 
 
 def _uniform(source: random.Random, values: Sequence[float]) -> float:
@@ -33,7 +33,7 @@ def _ranges(source: random.Random, values: Sequence[float]) -> float:
     return _uniform(source, source.choices(ranges, widths if sum(widths) > 0 else None)[0])
 
 
-_DRAWS: dict[str, Callable[[random.Random, Sequence[float]], float]] = {
+_SAMPLE: dict[str, Callable[[random.Random, Sequence[float]], float]] = {
     "uniform": _uniform,
     "gaussian": _gaussian,
     "multirangeuniform": _ranges,

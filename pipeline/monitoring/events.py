@@ -35,7 +35,7 @@ def scalars(interval: Interval) -> dict[str, float]:
         f"{PIPELINE}/Episodes Open": float(interval.open_episodes),
         f"{PIPELINE}/Oldest Episode": float(interval.oldest),
     }
-    found |= {f"{PIPELINE}/Books {column.capitalize()}": float(steps) for column, steps in interval.books.items()}
+    found |= {f"{PIPELINE}/Books {column.capitalize()}": float(steps) for column, steps in interval.step_counts.items()}
     found |= {name: value for name, value in interval.gauges.items() if "/" in name}
     found |= {name: value for name, value in interval.means.items() if "/" in name or name == "Is Training"}
     return {**interval.simulators, **{name: value for name, value in found.items() if value is not None}}

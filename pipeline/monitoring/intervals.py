@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.metrics import SIMULATOR, deviation_of, highest, mean, mean_of, since
-from sparring.pipeline.monitoring.overview import BOOKS, Numbers, Overview
+from sparring.pipeline.monitoring.overview import STEP_COUNTS, Numbers, Overview
 from sparring.pipeline.monitoring.progress import IDLE
 from sparring.pipeline.monitoring.totals import from_plain, plain
 
@@ -65,7 +65,7 @@ class Interval:
         gauges: present values, by name.
         simulators: their own numbers by the names that they give them: means and sums over the interval, latest values.
         open_episodes: under way at its end, the oldest of them `oldest` steps old.
-        books: steps by column of the books, as far as coordination has published them.
+        step_counts: steps by column of the books, as far as coordination has published them.
         training: False where the run only acts: `step` then counts steps produced.
     """
 
@@ -90,7 +90,7 @@ class Interval:
     simulators: Mapping[str, float] = field(default_factory=dict)
     open_episodes: int
     oldest: int
-    books: Mapping[str, int] = field(default_factory=dict)
+    step_counts: Mapping[str, int] = field(default_factory=dict)
     training: bool = True
 
     @property
@@ -235,14 +235,14 @@ def _interval(
         simulators=_own(counted, gauges),
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
-        books=books(gauges),
+        step_counts=step_counts(gauges),
         training=training,
     )
 
 
-def books(gauges: Mapping[str, float]) -> dict[str, int]:
+def step_counts(gauges: Mapping[str, float]) -> dict[str, int]:
     """The books of a behavior out of its gauges."""
-    return {column: int(gauges[f"books.{column}"]) for column in BOOKS if f"books.{column}" in gauges}
+    return {column: int(gauges[f"books.{column}"]) for column in STEP_COUNTS if f"books.{column}" in gauges}
 
 
 def _means(counted: Mapping[str, float]) -> dict[str, float]:

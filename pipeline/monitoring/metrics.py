@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sparring.pipeline.messages.service import Histogram, Metrics, Wait
+from sparring.pipeline.messages.metrics import Histogram, Metrics, Wait
 
 LATENCY_BOUNDS: Final = tuple(round(10 ** (-5 + i / 20), 9) for i in range(141))
 """Seconds, 10 us to 100 s, 20 bounds for each factor of 10: a percentile is known to 12 %."""

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from sparring.pipeline.messages.service import Histogram, Metrics
+from sparring.pipeline.messages.metrics import Histogram, Metrics
 from sparring.pipeline.monitoring.metrics import SIMULATOR, added
 from sparring.pipeline.monitoring.totals import Totals
 
 T = TypeVar("T")
 
-BOOKS: Final = ("produced", "trained", "ghost", "stale", "lost", "open")
+STEP_COUNTS: Final = ("produced", "trained", "ghost", "stale", "lost", "open")
 """Columns of the books, in their order: the first is the sum of the others."""
 
 _HIGHEST_COUNTS: Final = ("episode_oldest",)  # gauges of several services that do not add up

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sparring.pipeline.messages.service import Wait
+from sparring.pipeline.messages.metrics import Wait
 from sparring.pipeline.monitoring.metrics import Registry
 
 ALL: Final = "*"

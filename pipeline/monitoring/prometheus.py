@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.totals import Totals
 
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]+")

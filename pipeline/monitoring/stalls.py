@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from sparring.pipeline.messages.service import Metrics, Wait
+from sparring.pipeline.messages.metrics import Metrics, Wait
 from sparring.pipeline.monitoring.progress import ALL, CREDIT, DISK, PASSED, SIMULATORS, readable
 
 Kind = Literal["stuck", "ring", "outside"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparring.pipeline.messages.service import Histogram
+from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.intervals import Interval, lessons
 from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile, since
 from sparring.pipeline.monitoring.progress import IDLE, PASSED

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from sparring.pipeline.errors import FAILED, STALLED
-from sparring.pipeline.monitoring.intervals import books
+from sparring.pipeline.monitoring.intervals import step_counts
 from sparring.pipeline.monitoring.metrics import highest, mean
-from sparring.pipeline.monitoring.overview import BOOKS, Overview
+from sparring.pipeline.monitoring.overview import STEP_COUNTS, Overview
 
 Status = Literal["completed", "stopped", "failed", "stalled"]
 STATUSES: Final[Mapping[Status, int]] = {"completed": 0, "stopped": 0, "failed": FAILED, "stalled": STALLED}
@@ -27,7 +27,7 @@ class BehaviorSummary:
         updates: published, as far as the monitor heard; in the summary those in the lineage of the final weights.
         episodes: ended.
         reward_mean_last100: mean return of the last 100 of them.
-        books: steps by column: produced, trained, ghost, stale, lost, open.
+        step_counts: steps by column: produced, trained, ghost, stale, lost, open.
         lag_mean: mean policy lag of all rows trained, `lag_max` the highest.
     """
 
@@ -36,14 +36,14 @@ class BehaviorSummary:
     updates: int
     episodes: int
     reward_mean_last100: float | None
-    books: Mapping[str, int]
+    step_counts: Mapping[str, int]
     lag_mean: float | None
     lag_max: float | None
 
     @property
     def balanced(self) -> bool:
         """Whether produced is the sum of the other columns."""
-        return self.books["produced"] == sum(self.books[column] for column in BOOKS[1:])
+        return self.step_counts["produced"] == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ def figures(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSu
         updates=int(numbers.counters.get("updates", 0)),
         episodes=int(ended),
         reward_mean_last100=numbers.gauges.get("reward_mean_last100"),
-        books=dict.fromkeys(BOOKS, 0) | books(numbers.gauges),
+        step_counts=dict.fromkeys(STEP_COUNTS, 0) | step_counts(numbers.gauges),
         lag_mean=_told(mean(lag)) if lag else None,
         lag_max=_told(highest(lag)) if lag else None,
     )
@@ -137,7 +137,7 @@ def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Any]:
         "updates": one.updates,
         "episodes": one.episodes,
         "reward_mean_last100": _told(one.reward_mean_last100),
-        "books": {column: one.books[column] for column in BOOKS},
+        "step_counts": {column: one.step_counts[column] for column in STEP_COUNTS},
         "lag": {"mean": _told(one.lag_mean), "max": _told(one.lag_max)},
         **asdict(kept),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sparring.pipeline.messages.service import Histogram, Metrics
+from sparring.pipeline.messages.metrics import Histogram, Metrics
 from sparring.pipeline.monitoring.metrics import added
 
 _STARTS_KEPT: Final = 256  # a service is restarted within a budget far below this

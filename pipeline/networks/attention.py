@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.initialization import initialize_weights
 from sparring.pipeline.networks.limits import HEADS
 
 
@@ -68,8 +68,8 @@ def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
     return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
 
 
-def draw_linear(module: nn.Module, generator: torch.Generator | None) -> None:
+def initialize_linear(module: nn.Module, generator: torch.Generator | None) -> None:
     """Draws the weights of all linear layers in a module."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            draw(part, 1.0, generator)
+            initialize_weights(part, 1.0, generator)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparring.pipeline.networks.limits import Unsupported
 
-PROCESSOR: Final = torch.device("cpu")
+CPU: Final = torch.device("cpu")
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def over(record: T, device: torch.device) -> T:
         record: a tensor, None, or a tuple of these and of such tuples; what has no device stays as it is.
         device: where to.
     """
-    return record if device == PROCESSOR else _moved(record, device)
+    return record if device == CPU else _moved(record, device)
 
 
 def back(tensor: Tensor) -> NDArray[Any]:

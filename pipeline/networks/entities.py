@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.attention import ResidualAttention, draw_linear, mean_of
+from sparring.pipeline.networks.attention import ResidualAttention, initialize_linear, mean_of
 
 
 class EntityEncoder(nn.Module):
@@ -31,7 +31,7 @@ class EntityEncoder(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Linear(size + own, units) for size in sizes)
         self.attention = ResidualAttention(units)
-        draw_linear(self, generator)
+        initialize_linear(self, generator)
 
     def forward(self, lists: list[Tensor], own_BS: Tensor) -> Tensor:
         """Features, [B, U].

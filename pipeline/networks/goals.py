@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.activations import FUNCTIONS
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.settings import Activation, Initialization
 
 
@@ -59,9 +59,9 @@ class ConditionedLayers(nn.Module):
         self.head = None if output_gains is None else nn.Linear(sizes[-1], len(output_gains))
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
-            draw(layer, HIDDEN_GAINS[initialization], generator, initialization)
+            initialize_weights(layer, HIDDEN_GAINS[initialization], generator, initialization)
         if self.head is not None:
-            draw(self.head, 1.0, generator, initialization)
+            initialize_weights(self.head, 1.0, generator, initialization)
             with torch.no_grad():
                 self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
 
@@ -94,10 +94,10 @@ class _Hyper(nn.Module):
         self.code = nn.Linear(goal, outputs)
         self.weights = nn.Linear(outputs, outputs * inputs)
         self.biases = nn.Linear(outputs, outputs)
-        draw(self.code, 1.0, generator)
-        draw(self.biases, 1.0, generator)
+        initialize_weights(self.code, 1.0, generator)
+        initialize_weights(self.biases, 1.0, generator)
         # Half the variance of an ordinary layer comes from the goal, half is the same for all goals.
-        draw(self.weights, math.sqrt(0.5 / inputs), generator)
+        initialize_weights(self.weights, math.sqrt(0.5 / inputs), generator)
         with torch.no_grad():
             self.weights.bias.normal_(0.0, math.sqrt(0.5 / inputs), generator=generator)
 

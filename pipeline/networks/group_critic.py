@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.actor import VALUE_GAIN
-from sparring.pipeline.networks.attention import ResidualAttention, attend, draw_linear, heads, mean_of
+from sparring.pipeline.networks.attention import ResidualAttention, attend, heads, initialize_linear, mean_of
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.recurrent import Layout, Memory
 from sparring.pipeline.networks.settings import NetworkSettings
@@ -111,7 +111,7 @@ class GroupCritic(nn.Module):
         for name in self.names:
             self._embed(specs[name], generator)
         self.attention = ResidualAttention(units)
-        draw_linear(self.attention, generator)
+        initialize_linear(self.attention, generator)
         hidden = [units] * (settings.num_layers - 1)
         self.trunk = Perceptron(units, hidden, [gain] * units, generator, settings.activation, kind)
         self.memory = None if settings.memory is None else Memory(units, settings.memory.memory_size, generator)
@@ -119,7 +119,7 @@ class GroupCritic(nn.Module):
         self.value = nn.Linear(encoding + 1, len(signals))
         self.baseline = nn.Linear(encoding + 1, len(signals))
         for head in (self.value, self.baseline):
-            draw(head, VALUE_GAIN, generator, kind)
+            initialize_weights(head, VALUE_GAIN, generator, kind)
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
     def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
@@ -136,7 +136,7 @@ class GroupCritic(nn.Module):
         observed, acted = (nn.Linear(size, self._settings.hidden_units) for size in sizes)
         for layer in (observed, acted):
             kind = self._settings.initialization
-            draw(layer, HIDDEN_GAINS[kind], generator, kind)
+            initialize_weights(layer, HIDDEN_GAINS[kind], generator, kind)
         self.encoders.append(encoder)
         self.observed.append(observed)
         self.acted.append(acted)
@@ -151,60 +151,60 @@ class GroupCritic(nn.Module):
         """Groups of up to `most` members were seen; between updates, never during one."""
         self.largest.clamp_(min=most)
 
-    def forward(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor]:
+    def forward(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Values [M, S] and baselines [D, S] of a critic that remembers nothing."""
-        encoded, counts = self.encode(moments)
-        return self._heads(self._activate(self.trunk(encoded)), counts, len(moments.counts))
+        encoded, counts = self.encode(timesteps)
+        return self._heads(self._activate(self.trunk(encoded)), counts, len(timesteps.counts))
 
-    def remember(self, moments: GroupTimesteps, remembered: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
+    def remember(self, timesteps: GroupTimesteps, remembered: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
         """Values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of one that does."""
         assert self.memory is not None
-        encoded, counts = self.encode(moments)
+        encoded, counts = self.encode(timesteps)
         hidden, after = self.memory.through(self._activate(self.trunk(encoded)), remembered.layout, remembered.memory)
-        return *self._heads(hidden, counts, len(moments.counts)), after
+        return *self._heads(hidden, counts, len(timesteps.counts)), after
 
-    def encode(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor]:
+    def encode(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Means over members: of the moments, then of the decisions, [M + D, U]; and the members of each, [M + D]."""
-        group, here_MN = self._gather(moments)
+        group, here_MN = self._gather(timesteps)
         units = group.shape[2] // FEATURES_OF_A_PAIR
         inputs_MNU, projected_MNX, acted_MNU, acted_MNX = torch.split(group, [units, 3 * units, units, 3 * units], 2)
         attention = self.attention
         values_MNU = attention.after(inputs_MNU + attention.merge(attend(projected_MNX, here_MN)))
         value_MU = mean_of(values_MNU, here_MN)
-        if not len(moments.decided):
-            return value_MU, moments.counts
-        if moments.shape[1] == 1:  # who is alone has no mates whose actions its baseline could see
-            alone_DU = value_MU.index_select(0, moments.decided)
-            return torch.cat([value_MU, alone_DU]), moments.counts.new_ones(len(value_MU) + len(alone_DU))
-        baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, moments.shape[2])
-        counts_D = moments.counts.index_select(0, moments.decided // moments.shape[2])
-        baseline_DU = baseline_MJU.flatten(0, 1).index_select(0, moments.decided)
-        return torch.cat([value_MU, baseline_DU]), torch.cat([moments.counts, counts_D])
+        if not len(timesteps.decided):
+            return value_MU, timesteps.counts
+        if timesteps.shape[1] == 1:  # who is alone has no mates whose actions its baseline could see
+            alone_DU = value_MU.index_select(0, timesteps.decided)
+            return torch.cat([value_MU, alone_DU]), timesteps.counts.new_ones(len(value_MU) + len(alone_DU))
+        baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, timesteps.shape[2])
+        counts_D = timesteps.counts.index_select(0, timesteps.decided // timesteps.shape[2])
+        baseline_DU = baseline_MJU.flatten(0, 1).index_select(0, timesteps.decided)
+        return torch.cat([value_MU, baseline_DU]), torch.cat([timesteps.counts, counts_D])
 
     # ---------------------------------------------------------------- inside
 
-    def _gather(self, moments: GroupTimesteps) -> tuple[Tensor, Tensor | None]:
+    def _gather(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor | None]:
         """Every member's eight features per unit, [M, N, 8 U], and which are there; None for all."""
         embedded = []
         for encoder, observed, acted, rows, done in zip(
-            self.encoders, self.observed, self.acted, moments.inputs, moments.actions, strict=True
+            self.encoders, self.observed, self.acted, timesteps.inputs, timesteps.actions, strict=True
         ):
             if rows is not None and done is not None:
                 seen = observed(encoder(rows))
                 embedded.append((self._activate(seen), self._activate(seen + acted(done))))
-        m, n, _ = moments.shape
+        m, n, _ = timesteps.shape
         if not embedded:  # nobody is there
-            nothing = moments.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
-            return nothing, moments.counts.new_zeros(m, n, dtype=torch.bool)
+            nothing = timesteps.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
+            return nothing, timesteps.counts.new_zeros(m, n, dtype=torch.bool)
         pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
         inputs = [self.attention.before(column) for column in pairs]
         features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)
-        tokens = features.index_select(0, moments.rows)
-        if moments.places is None:
+        tokens = features.index_select(0, timesteps.rows)
+        if timesteps.places is None:
             return tokens.view(m, n, -1), None
-        padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, moments.places, tokens)
+        padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, timesteps.places, tokens)
         here = tokens.new_zeros(m * n, dtype=torch.bool)
-        here[moments.places] = True
+        here[timesteps.places] = True
         return padded.view(m, n, -1), here.view(m, n)
 
     def _baselines(
@@ -236,9 +236,9 @@ class GroupCritic(nn.Module):
             seen_MN = here_MN | ~here_MN.any(1, keepdim=True)  # a softmax over nothing is not a number
             logits = logits.masked_fill(~seen_MN[:, None, None, None], -torch.inf)
         weights = logits.softmax(4)
-        of_mates = weights.masked_fill(as_key_J1N, 0.0)
+        of_teammates = weights.masked_fill(as_key_J1N, 0.0)
         of_own = (weights * as_key_J1N).sum(4)
-        attended = (of_mates.flatten(2, 3) @ acted_values).view(*of_mates.shape[:4], -1)
+        attended = (of_teammates.flatten(2, 3) @ acted_values).view(*of_teammates.shape[:4], -1)
         attended = attended + of_own.unsqueeze(4) * values[:, :, :own].unsqueeze(3)
         merged_MJNU = self.attention.merge(attended.permute(0, 2, 3, 1, 4).flatten(3))
         residual = torch.where(as_query_JN1, inputs[0][:, :own].unsqueeze(2), inputs[1].unsqueeze(1))
@@ -248,7 +248,7 @@ class GroupCritic(nn.Module):
         share_MN = here_MN / here_MN.sum(1, keepdim=True).clamp(min=1)
         return torch.einsum("mjnu,mn->mju", result, share_MN)
 
-    def _heads(self, hidden: Tensor, counts: Tensor, moments: int) -> tuple[Tensor, Tensor]:
+    def _heads(self, hidden: Tensor, counts: Tensor, timesteps: int) -> tuple[Tensor, Tensor]:
         scaled = counts * (2 / self.largest) - 1
         encoding = torch.cat([hidden, scaled.unsqueeze(1)], 1)
-        return self.value(encoding[:moments]), self.baseline(encoding[moments:])
+        return self.value(encoding[:timesteps]), self.baseline(encoding[timesteps:])

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.initialization import initialize_weights
 from sparring.pipeline.networks.settings import VisualEncoder
 
 _SLOPE: Final = 0.01
@@ -47,7 +47,7 @@ class ImageEncoder(nn.Module):
         self.activation = nn.LeakyReLU(_SLOPE)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                draw(module, _GAIN, generator)
+                initialize_weights(module, _GAIN, generator)
         for module in self.modules():
             if isinstance(module, _Residual):  # else each block would double the variance of what it gets
                 nn.init.zeros_(module.last.weight)

@@ -19,7 +19,7 @@ LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal
 """Of the logits of discrete actions."""
 
 
-def draw(
+def initialize_weights(
     layer: nn.Conv2d | nn.Linear,
     gain: float,
     generator: torch.Generator | None,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.activations import FUNCTIONS, Function
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.settings import Activation, Initialization
 
 
@@ -57,7 +57,7 @@ class Perceptron(nn.Module):
         gains = [*[HIDDEN_GAINS[initialization]] * len(units), 1.0]
         for layer, gain in zip(self.layers, gains, strict=True):
             assert isinstance(layer, nn.Linear)
-            draw(layer, gain, generator, initialization)
+            initialize_weights(layer, gain, generator, initialization)
         with torch.no_grad():
             self._chain[-2].mul_(torch.tensor(output_gains).unsqueeze(1))
 

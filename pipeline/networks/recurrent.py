@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.initialization import draw
+from sparring.pipeline.networks.initialization import initialize_weights
 from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.settings import Initialization
 
@@ -138,7 +138,7 @@ class Recurrent(nn.Module):
         self.activation = trunk.activation
         self.output = "head"
         self.head = nn.Linear(memory // 2, len(output_gains))
-        draw(self.head, 1.0, generator, initialization)
+        initialize_weights(self.head, 1.0, generator, initialization)
         with torch.no_grad():
             self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
         self.lstm = Memory(units, memory, generator)

@@ -31,7 +31,7 @@ class Curve:
     Attributes:
         public: its own.
         secret: its own; not shown.
-        servers: public key of who listens at each queue or board ("board:NAME"), by its name.
+        servers: public key of who listens at each queue or board ("topic:NAME"), by its name.
         clients: public keys of those that may connect there, by its name.
     """
 

@@ -215,7 +215,7 @@ class ReceivingQueue(Protocol):
         """Closes this end. Senders keep what is unacknowledged for the next receiver."""
 
 
-class Board(Protocol):
+class Topic(Protocol):
     """The publisher's end of a board."""
 
     def publish(self, key: str, record: Any) -> None:
@@ -259,7 +259,7 @@ class Transport(Protocol):
     async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingQueue:
         """The receiving end of queue `name`. `capacity` bounds it exactly."""
 
-    async def board(self, service: str) -> Board:
+    async def topic(self, service: str) -> Topic:
         """The publishing end of `service`'s board."""
 
     async def subscribe(self, service: str, pace: float = 0.0) -> Subscription:

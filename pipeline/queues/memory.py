@@ -15,11 +15,11 @@ from typing import Any, Self
 import anyio
 
 from sparring.pipeline.errors import QueueError
-from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
 from sparring.pipeline.queues.wire import (
     DEFAULT_TIMING,
     Data,
@@ -44,7 +44,7 @@ class MemoryHub:
         self.opened = itertools.count(1)
         self.senders: dict[str, list[SendingEnd]] = {}
         self.receivers: dict[str, ReceivingEnd] = {}
-        self.boards: dict[str, BoardEnd] = {}
+        self.topics: dict[str, TopicEnd] = {}
         self.subscriptions: dict[str, list[SubscriptionEnd]] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._running = False
@@ -75,7 +75,7 @@ class MemoryHub:
 
     def to_publisher(self, service: str, have: SubscriberStatus, route: SubscriptionEnd) -> None:
         """Hands a message to a publisher; lost where none is open."""
-        end = self.boards.get(service)
+        end = self.topics.get(service)
         if end is not None:
             end.received(have, route)
             end.settle()
@@ -185,20 +185,20 @@ class MemoryTransport:
 
     # ------------------------------------------------------------ boards
 
-    async def board(self, service: str) -> BoardEnd:
+    async def topic(self, service: str) -> TopicEnd:
         """The publishing end of `service`'s board.
 
         Raises:
             QueueError: the board has a publisher.
         """
         hub, scope = self.hub, self._scope
-        _refuse_second("publisher of board", service, hub.boards)
+        _refuse_second("publisher of board", service, hub.topics)
 
         def release() -> None:
             scope.remove(end)
-            del hub.boards[service]
+            del hub.topics[service]
 
-        end = BoardEnd(
+        end = TopicEnd(
             make_id(self.start, next(hub.opened)),
             self._timing,
             self._clock,
@@ -207,7 +207,7 @@ class MemoryTransport:
             poll=_nothing,
             release=release,
         )
-        hub.boards[service] = end
+        hub.topics[service] = end
         scope.add(end)
         for subscription in [*hub.subscriptions.get(service, ())]:
             subscription.linked()

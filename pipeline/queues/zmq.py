@@ -2,7 +2,7 @@
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds what is under way, and what a broken connection loses
-is found and sent again by the rules in `credit` and `board`. While a receiver is away, one small
+is found and sent again by the rules in `credit` and `topic`. While a receiver is away, one small
 message a heartbeat waits for it. (`IMMEDIATE` would prevent that, and lose the last
 acknowledgements of a receiver that closes.)
 
@@ -32,7 +32,6 @@ import zmq.utils.z85
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import SERVICES, Buffer, Limits
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
 from sparring.pipeline.queues.curve import (
     HANDSHAKE_S,
     REFUSED,
@@ -48,6 +47,7 @@ from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Timing, make_id
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
@@ -171,8 +171,8 @@ class ZmqTransport:
     """Opens the ends of one service start over ZeroMQ, under asyncio.
 
     Args:
-        endpoints: address of each queue by its name ("segments:Ball") and of each board by "board:" and
-            its service ("board:stepping-0"): "ipc://" and a path of at most 107 bytes, or
+        endpoints: address of each queue by its name ("segments:Ball") and of each board by "topic:" and
+            its service ("topic:stepping-0"): "ipc://" and a path of at most 107 bytes, or
             "tcp://127.0.0.1:" and a port.
         start: this start of the service, as "stepping-0.1"; a later start has a higher number.
         timing: intervals.
@@ -318,19 +318,19 @@ class ZmqTransport:
 
     # ------------------------------------------------------------ boards
 
-    async def board(self, service: str) -> BoardEnd:
+    async def topic(self, service: str) -> TopicEnd:
         """The publishing end of `service`'s board.
 
         Raises:
-            QueueError: no endpoint named "board:" and the service, somebody else listens there, or nobody can.
+            QueueError: no endpoint named "topic:" and the service, somebody else listens there, or nobody can.
         """
-        link, close = await self._listening(f"board:{service}", _MOST_ASKED)
+        link, close = await self._listening(f"topic:{service}", _MOST_ASKED)
 
         def release() -> None:
             self._scope.remove(end)
             close()
 
-        end = BoardEnd(
+        end = TopicEnd(
             make_id(self.start, self._opened()),
             self._timing,
             self._clock,
@@ -347,9 +347,9 @@ class ZmqTransport:
         """A subscription to `service`'s board, which is told of changes every `pace` seconds at most.
 
         Raises:
-            QueueError: no endpoint named "board:" and the service, or none that can be connected to.
+            QueueError: no endpoint named "topic:" and the service, or none that can be connected to.
         """
-        link, close = self._connected(f"board:{service}")
+        link, close = self._connected(f"topic:{service}")
 
         def release() -> None:
             self._scope.remove(end)

@@ -18,20 +18,20 @@ CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "steps": ("stepping",),
     "segments": ("assembly",),
     "updates": ("coordination",),
-    "board:stepping": ("coordination", "monitor", "supervisor"),
-    "board:assembly": ("monitor", "supervisor"),
-    "board:coordination": ("stepping", "assembly", "learning", "monitor", "supervisor"),
-    "board:ghosts": ("stepping",),
-    "board:learning": ("coordination", "monitor", "supervisor"),
-    "board:policy": ("stepping", "coordination"),
-    "board:monitor": ("supervisor",),
-    "board:supervisor": ("supervisor",),
-    "board:host": ("supervisor",),
+    "topic:stepping": ("coordination", "monitor", "supervisor"),
+    "topic:assembly": ("monitor", "supervisor"),
+    "topic:coordination": ("stepping", "assembly", "learning", "monitor", "supervisor"),
+    "topic:ghosts": ("stepping",),
+    "topic:learning": ("coordination", "monitor", "supervisor"),
+    "topic:policy": ("stepping", "coordination"),
+    "topic:monitor": ("supervisor",),
+    "topic:supervisor": ("supervisor",),
+    "topic:host": ("supervisor",),
 }
 """Who connects to what in the graph: roles by the kind of queue or board."""
 
 _OWNERS: Final = {"steps": "assembly", "segments": "coordination", "updates": "learning"}
-_BOARD_OWNERS: Final = {"ghosts": "coordination", "policy": "learning", "host": "supervisor"}
+_TOPIC_OWNERS: Final = {"ghosts": "coordination", "policy": "learning", "host": "supervisor"}
 
 SIMULATORS: Final = "simulators"
 """The kind of endpoint whose list holds names of simulators, as their certificates have them."""
@@ -68,13 +68,13 @@ def public_key(directory: Path, role: str) -> str:
 
 
 def endpoint_role(name: str) -> str:
-    """The kind of a queue or board: "updates" of "updates:Ball", "board:stepping" of "board:stepping-0".
+    """The kind of a queue or board: "updates" of "updates:Ball", "topic:stepping" of "topic:stepping-0".
 
     Raises:
         KeyError: there is no such kind.
     """
     kind, _, rest = name.partition(":")
-    kind = f"board:{rest.partition('-')[0]}" if kind == "board" else kind
+    kind = f"topic:{rest.partition('-')[0]}" if kind == "topic" else kind
     if kind not in CONNECTIONS:
         raise KeyError(name)
     return kind
@@ -82,8 +82,8 @@ def endpoint_role(name: str) -> str:
 
 def owner(kind: str) -> str:
     """The role that listens at queues or boards of a kind."""
-    board = kind.removeprefix("board:")
-    return _OWNERS[kind] if kind in _OWNERS else _BOARD_OWNERS.get(board, board)
+    topic = kind.removeprefix("topic:")
+    return _OWNERS[kind] if kind in _OWNERS else _TOPIC_OWNERS.get(topic, topic)
 
 
 def allowed(directory: Path, role: str) -> frozenset[str]:

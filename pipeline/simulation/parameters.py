@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Sampler
 
 
@@ -23,7 +23,7 @@ class Parameters(Mapping[str, float]):
         self.revision = 0
         self._numbers: dict[str, float] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._draws: dict[str, Iterator[float]] = {}
+        self._samples: dict[str, Iterator[float]] = {}
 
     @property
     def samplers(self) -> Mapping[str, Sampler]:
@@ -48,11 +48,11 @@ class Parameters(Mapping[str, float]):
             if sampler is None:
                 self._forget(name)
             elif _plain(sampler) != _plain(self._samplers.get(name)):
-                self._samplers[name], self._draws[name] = sampler, draws(sampler)
+                self._samplers[name], self._samples[name] = sampler, samples(sampler)
         self.revision += self._as_sent(parameters) != before
 
     def __getitem__(self, name: str) -> float:
-        drawn = self._draws.get(name)
+        drawn = self._samples.get(name)
         return self._numbers[name] if drawn is None else next(drawn)
 
     def __contains__(self, name: object) -> bool:
@@ -70,7 +70,7 @@ class Parameters(Mapping[str, float]):
 
     def _forget(self, name: str) -> None:
         self._samplers.pop(name, None)
-        self._draws.pop(name, None)
+        self._samples.pop(name, None)
 
     def _as_sent(self, names: Mapping[str, float]) -> list[object]:
         return [(self._numbers.get(name), _plain(self._samplers.get(name))) for name in names]

@@ -15,8 +15,8 @@ Ids = NDArray[np.int64]
 Slots = NDArray[np.int32]
 
 _FIRST_SLOTS: Final = 16
-_LIVES: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
-_COLUMNS: Final = (*_LIVES, "learning", "ghosts", "draws", "matches", "alone", "match_ids", "lessons")
+_EPISODE_COLUMNS: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
+_COLUMNS: Final = (*_EPISODE_COLUMNS, "learning", "ghosts", "matchups", "matches", "alone", "match_ids", "lessons")
 
 
 class SlotTable:
@@ -29,7 +29,7 @@ class SlotTable:
         ghosted: the behavior is under self-play; else all learn, and the columns after it say nothing.
         learning: [slots] its team learns in the match; the others are ghosts.
         ghosts: [slots] what acts for it: a version, or an opponent from elsewhere; 0 for the latest weights.
-        draws: [slots] number of the draw it plays under.
+        matchups: [slots] number of the draw it plays under.
         matches: [slots] number of its match; 0 where it is one by itself that will not be told of.
         alone: [slots] it is a match by itself.
         match_ids: [slots] what its simulator calls the match.
@@ -49,13 +49,13 @@ class SlotTable:
         self.ghosted = False
         self.learning: NDArray[np.bool_] = np.ones(_FIRST_SLOTS, bool)
         self.ghosts: Ids = np.zeros(_FIRST_SLOTS, np.int64)
-        self.draws: Ids = np.zeros(_FIRST_SLOTS, np.int64)
+        self.matchups: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.matches: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.alone: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
         self.match_ids: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.taught = False
         self.lessons: Ids = np.zeros(_FIRST_SLOTS, np.int64)
-        self._lives = 0
+        self._agent_episodes = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
 
     @property
@@ -89,8 +89,8 @@ class SlotTable:
         """Starts a new life in each of `slots`, which carries nothing yet."""
         self.live[slots] = True
         self.acted[slots] = False
-        self.agents[slots] = np.arange(self._lives + 1, self._lives + 1 + len(slots))
-        self._lives += len(slots)
+        self.agents[slots] = np.arange(self._agent_episodes + 1, self._agent_episodes + 1 + len(slots))
+        self._agent_episodes += len(slots)
         self.groups[slots] = groups
         self.teams[slots] = team
         self.simulators[slots] = simulator

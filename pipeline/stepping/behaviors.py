@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.service import ProducedSteps, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorActions
+from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 from sparring.pipeline.stepping.connections import Arrival, SimulatorBehavior, SimulatorConnection
@@ -55,7 +55,7 @@ class Behavior:
         produced: completed steps of agents that learn.
         running: actions whose outcome has not come, of simulators that are not waiting for us.
         ghosts: steps completed by ghosts.
-        permit: how far this process may go.
+        allowance: how far this process may go.
         row_bytes: of one agent's observations.
     """
 
@@ -64,7 +64,7 @@ class Behavior:
     produced: int = 0
     running: int = 0
     ghosts: int = 0
-    permit: StepAllowance = field(default_factory=lambda: StepAllowance(serial=0, allowance=0))
+    allowance: StepAllowance = field(default_factory=lambda: StepAllowance(serial=0, steps=0))
     row_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,12 +73,12 @@ class Behavior:
     @property
     def remaining(self) -> int:
         """Steps that may still be started."""
-        return self.permit.allowance - self.produced - self.running
+        return self.allowance.steps - self.produced - self.running
 
     @property
     def exhausted(self) -> bool:
         """Whether it had a budget and has used it up."""
-        return self.permit.serial > 0 and self.remaining <= 0
+        return self.allowance.serial > 0 and self.remaining <= 0
 
 
 def enroll(
@@ -108,7 +108,7 @@ def enroll(
     for text, spec in specs.items():
         behavior_id = BehaviorId.parse(text)
         behaviors.setdefault(behavior_id.name, Behavior(spec=spec, table=SlotTable(max_agents)))
-        connection.seats.setdefault(text, SimulatorBehavior(behavior_id, spec))
+        connection.behaviors.setdefault(text, SimulatorBehavior(behavior_id, spec))
         connection.pending.setdefault(behavior_id.name, 0)
 
 
@@ -120,7 +120,7 @@ def check_room(name: str, behavior: Behavior, n: int, connections: Iterable[Simu
     """
     table = behavior.table
     frames = [c.frame for c in connections if c.frame is not None and not c.frame.reported]
-    expected = sum(a.unknown for frame in frames for a in frame.arrivals if a.seat.id.name == name)
+    expected = sum(a.unknown for frame in frames for a in frame.arrivals if a.simulator_behavior.id.name == name)
     if table.taken + expected + n > table.limit:
         raise RemoteProtocolError(
             "too_large",
@@ -135,11 +135,11 @@ def standing(name: str, behavior: Behavior, connections: Iterable[SimulatorConne
     frames = [c.frame for c in connections if c.frame is not None]
     return ProducedSteps(
         steps=behavior.produced,
-        serial=behavior.permit.serial,
-        allowance=behavior.permit.allowance,
+        serial=behavior.allowance.serial,
+        allowance=behavior.allowance.steps,
         agents=behavior.table.taken,
         ghosts=behavior.ghosts,
-        waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.seat.id.name == name),
+        waiting=sum(len(a.slots) for frame in frames for a in frame.waiting if a.simulator_behavior.id.name == name),
     )
 
 

@@ -49,7 +49,7 @@ class Arrival:
     """
 
     behavior: str
-    seat: SimulatorBehavior
+    simulator_behavior: SimulatorBehavior
     decisions: Decisions | None
     slots: Slots
     restore: NDArray[np.intp] | None
@@ -68,14 +68,14 @@ class Frame:
         received_at: time.
         arrivals: its reports.
         reported: its outcomes have been taken over.
-        withheld_at: since when only a permit or weights are missing, None where nothing is.
+        backpressured_at: since when only a permit or weights are missing, None where nothing is.
     """
 
     sequence: int
     received_at: float
     arrivals: list[Arrival]
     reported: bool = False
-    withheld_at: float | None = None
+    backpressured_at: float | None = None
 
     @property
     def waiting(self) -> list[Arrival]:
@@ -91,7 +91,7 @@ class SimulatorConnection:
         number: orders the simulators; the supervisor's number where there is one.
         key: unique: a simulator that comes back has another.
         sorts: decisions are put in the order of their agents (lockstep).
-        seats: by behavior id text.
+        behaviors: by behavior id text.
         scripts: by behavior name, what it can play agents with itself.
         pending: by behavior name, actions whose outcome has not come; those of ghosts are not among them.
         completed: by behavior name, steps completed over this connection, those of ghosts included.
@@ -104,7 +104,7 @@ class SimulatorConnection:
     number: int
     key: int = 0
     sorts: bool = False
-    seats: dict[str, SimulatorBehavior] = field(default_factory=dict)
+    behaviors: dict[str, SimulatorBehavior] = field(default_factory=dict)
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class SimulatorConnection:
     @property
     def alive(self) -> int:
         """Its agents, as of the last frame that was taken over."""
-        return sum(len(seat.roster.slots) for seat in self.seats.values())
+        return sum(len(simulator_behavior.roster.slots) for simulator_behavior in self.behaviors.values())
 
     def arrive(self, step: Step) -> list[Arrival]:
         """The reports of a Step; one that contradicts the specs or the agents alive is refused.
@@ -133,33 +133,35 @@ class SimulatorConnection:
             )
         arrivals: dict[str, Arrival] = {}
         for report in step.reports:
-            seat = self.seats.get(report.behavior)
-            if seat is None or report.behavior in arrivals:
+            simulator_behavior = self.behaviors.get(report.behavior)
+            if simulator_behavior is None or report.behavior in arrivals:
                 raise RemoteProtocolError(
-                    "unknown_behavior" if seat is None else "duplicate_behavior",
+                    "unknown_behavior" if simulator_behavior is None else "duplicate_behavior",
                     got=f"a report of {report.behavior!r}",
-                    expected=f"each of {sorted(self.seats)} at most once",
+                    expected=f"each of {sorted(self.behaviors)} at most once",
                     remedy="name every behavior in Hello or Behaviors first, and report it once in a Step",
                 )
-            check_report(report, seat.spec)
-            arrivals[report.behavior] = _arrival(report, seat, sort=self.sorts)
+            check_report(report, simulator_behavior.spec)
+            arrivals[report.behavior] = _arrival(report, simulator_behavior, sort=self.sorts)
         self.sequence += 1
         return list(arrivals.values())
 
 
-def _arrival(report: BehaviorReport, seat: SimulatorBehavior, *, sort: bool) -> Arrival:
+def _arrival(report: BehaviorReport, simulator_behavior: SimulatorBehavior, *, sort: bool) -> Arrival:
     decisions, restore = report.decisions, None
     if decisions is not None and not len(decisions.agents):
         decisions = None
     if decisions is not None and sort:
         decisions, restore = in_order(decisions)
-    slots, unknown = (NO_SLOTS, 0) if decisions is None else _look_up(report.behavior, decisions, seat.roster)
+    slots, unknown = (
+        (NO_SLOTS, 0) if decisions is None else _look_up(report.behavior, decisions, simulator_behavior.roster)
+    )
     ends, vacated = report.ends, NO_SLOTS
     if ends is not None and not len(ends.agents):
         ends = None
     if ends is not None:
         check_unique(report.behavior, "ends", ends.agents)
-        vacated = seat.roster.find(ends.agents)
+        vacated = simulator_behavior.roster.find(ends.agents)
         if np.count_nonzero(vacated < 0):
             raise RemoteProtocolError(
                 "unknown_agent",
@@ -167,7 +169,7 @@ def _arrival(report: BehaviorReport, seat: SimulatorBehavior, *, sort: bool) -> 
                 expected="the end of an agent that has decided before",
                 remedy="report an agent's first decision before its end",
             )
-    return Arrival(report.behavior, seat, decisions, slots, restore, ends, vacated, unknown)
+    return Arrival(report.behavior, simulator_behavior, decisions, slots, restore, ends, vacated, unknown)
 
 
 def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots, int]:
@@ -217,7 +219,7 @@ def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTic
     if arrival.ends is not None:
         empty = vacated[~table.live[vacated]]
         if empty.size:
-            arrival.seat.roster.remove(empty)
+            arrival.simulator_behavior.roster.remove(empty)
             table.give_back(empty)
     tick.completed += completed
     return completed, ghosts
@@ -249,20 +251,20 @@ def _begin(
     arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick, begin: Begin
 ) -> None:
     """Gives slots to new agents, and new lives to those that ended and decide again."""
-    seat, ids, slots = arrival.seat, decisions.agents, arrival.slots
+    simulator_behavior, ids, slots = arrival.simulator_behavior, decisions.agents, arrival.slots
     if arrival.unknown:
         new = np.flatnonzero(slots < 0)
         slots = slots.copy()
         slots[new] = table.take(len(new))
-        seat.roster.add(ids[new], slots[new])
-        seat.roster.remember(ids, slots)
+        simulator_behavior.roster.add(ids[new], slots[new])
+        simulator_behavior.roster.remember(ids, slots)
         arrival.slots = slots
     fresh = np.flatnonzero(~table.live[slots])
     if fresh.size:
         joined = slots[fresh]
         groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
-        table.begin(joined, groups, seat.id.team, simulator)
-        begin(seat.id, table, joined, decisions, fresh)
+        table.begin(joined, groups, simulator_behavior.id.team, simulator)
+        begin(simulator_behavior.id, table, joined, decisions, fresh)
         _join(tick, table, joined, fresh=True)
 
 
@@ -276,10 +278,10 @@ def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) ->
 
 def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick) -> None:
     """Tells of agents that now name another group."""
-    seat = arrival.seat
-    if decisions.groups is None and not seat.grouped:
+    simulator_behavior = arrival.simulator_behavior
+    if decisions.groups is None and not simulator_behavior.grouped:
         return
-    seat.grouped = True
+    simulator_behavior.grouped = True
     groups = np.zeros(len(arrival.slots), np.int64) if decisions.groups is None else decisions.groups
     keys = _group_keys(groups, simulator)
     moved = table.groups[arrival.slots] != keys

@@ -49,14 +49,14 @@ class Match:
     Attributes:
         number: unique within the source; below 0 where nothing will be told of it: a group of ghosts.
         key: what its agents have in common: a match id or a group id of their simulator.
-        draw: it is played under.
+        matchup: it is played under.
         live: agents in it.
         found: by seat, what came of it for the agents that ended last.
     """
 
     number: int
     key: tuple[Kind, int]
-    draw: Matchup
+    matchup: Matchup
     live: int = 0
     found: dict[BehaviorId, MatchOutcome] = field(default_factory=dict)
 
@@ -74,21 +74,21 @@ class MatchResults:
         self._matches.append(matches)
         self._rows.append(rows)
 
-    def take(self, seats: Iterable[BehaviorId]) -> Results | None:
+    def take(self, behavior_ids: Iterable[BehaviorId]) -> Results | None:
         """All of them, once; None for none."""
         if not self._matches:
             return None
-        numbers, draws, simulators, counts = np.concatenate(self._matches).T.copy()
+        numbers, matchups, simulators, counts = np.concatenate(self._matches).T.copy()
         who, scores, explicit, rewards = np.concatenate(self._rows).T.copy()
         self._matches, self._rows = [], []
         before, self._taken = self._taken, self._taken + len(numbers)
         return Results(
             before=before,
             numbers=numbers,
-            draws=draws,
+            matchups=matchups,
             simulators=simulators.astype(np.int32),
-            seats=counts.astype(np.int32),
-            names=tuple(map(str, seats)),
+            row_counts=counts.astype(np.int32),
+            names=tuple(map(str, behavior_ids)),
             who=who.astype(np.int32),
             scores=scores.astype(np.float32),
             explicit=explicit.astype(np.int32),
@@ -114,10 +114,10 @@ class Matches:
         self.ended = 0
         self.lost = 0
         self._numbers = 0
-        self._seats: dict[BehaviorId, int] = {}
+        self._behavior_ids: dict[BehaviorId, int] = {}
         self._sheets: dict[str, MatchResults] = {}
         self._open: dict[int, Match] = {}
-        self._untold = 0
+        self._unreported = 0
         self._by_key: dict[int, dict[tuple[Kind, int], Match]] = {}  # by key of the connection
         self._begun: dict[int, int] = {}  # likewise, matches of those that say which agents form one
 
@@ -133,17 +133,20 @@ class Matches:
 
     def covers(self, connection: SimulatorConnection) -> bool:
         """Whether it is known who plays each seat of a simulator."""
-        seats = [seat.id for seat in connection.seats.values() if seat.id.name in self.names]
-        if not seats:
+        behavior_ids = [one.id for one in connection.behaviors.values() if one.id.name in self.names]
+        if not behavior_ids:
             return True
         if self.assignment is None:
             return False
-        return all(_covers(self.assignment.draws[0], seat) for seat in seats)
+        return all(_covers(self.assignment.matchups[0], behavior_id) for behavior_id in behavior_ids)
 
     def in_use(self, behaviors: Mapping[str, Behavior]) -> set[tuple[str, int]]:
         """Ghosts, by behavior name and number, that play now or may play next."""
-        draws = [*self._draws(), *(match.draw for match in self._open.values())]  # others may join a match under way
-        found = {(_name(seat), ghost) for draw in draws for seat, ghost in draw.ghosts.items()}
+        matchups = [
+            *self._matchups(),
+            *(match.matchup for match in self._open.values()),
+        ]  # others may join a match under way
+        found = {(_name(behavior_id), ghost) for matchup in matchups for behavior_id, ghost in matchup.ghosts.items()}
         for name in self.names & behaviors.keys():
             table = behaviors[name].table
             playing = np.unique(table.ghosts[table.live & ~table.learning])
@@ -161,11 +164,11 @@ class Matches:
             RemoteProtocolError: there is one.
         """
         for arrival in arrivals:
-            decisions, seat = arrival.decisions, arrival.seat.id
-            if decisions is None or seat.name not in self.names:
+            decisions, behavior_id = arrival.decisions, arrival.simulator_behavior.id
+            if decisions is None or behavior_id.name not in self.names:
                 continue
             ids, known = _named(decisions)
-            table = behaviors[seat.name].table
+            table = behaviors[behavior_id.name].table
             here = (arrival.slots >= 0) & ~np.isin(arrival.slots, arrival.vacated)
             moved = here & (table.match_ids[arrival.slots] != ids) if known is not None else ~here & False
             if np.count_nonzero(moved):
@@ -174,7 +177,7 @@ class Matches:
                 continue
             for one, rows in _by_value(ids[~here]):
                 match = self._by_key.get(connection.key, {}).get((known, one))
-                if match is not None and not _covers(match.draw, seat):
+                if match is not None and not _covers(match.matchup, behavior_id):
                     row = int(np.flatnonzero(~here)[rows[0]])
                     raise _refused(arrival, decisions, row, known, "a seat that it did not begin with")
 
@@ -189,22 +192,24 @@ class Matches:
         told: set[str] = set()
         closing: list[Match] = []
         for arrival in arrivals:
-            if arrival.ends is None or arrival.seat.id.name not in self.names:
+            if arrival.ends is None or arrival.simulator_behavior.id.name not in self.names:
                 continue
-            table, slots = behaviors[arrival.seat.id.name].table, arrival.vacated
+            table, slots = behaviors[arrival.simulator_behavior.id.name].table, arrival.vacated
             numbers = table.matches[slots]
             alone = np.flatnonzero(table.alone[slots] & (numbers > 0))
             if alone.size:
-                told.add(arrival.seat.id.name)
-                heads = np.stack([numbers[alone], table.draws[slots[alone]]], 1)
-                self._end_alone(connection, arrival.seat.id, _outcomes(arrival.ends, alone), heads)
-            closing += self._end_shared(arrival.seat.id, arrival.ends, np.where(table.alone[slots], 0, numbers))
+                told.add(arrival.simulator_behavior.id.name)
+                heads = np.stack([numbers[alone], table.matchups[slots[alone]]], 1)
+                self._end_alone(connection, arrival.simulator_behavior.id, _outcomes(arrival.ends, alone), heads)
+            closing += self._end_shared(
+                arrival.simulator_behavior.id, arrival.ends, np.where(table.alone[slots], 0, numbers)
+            )
         return told.union(*(self._close(connection, match) for match in closing))
 
     def begin(
         self,
         connection: SimulatorConnection,
-        seat: BehaviorId,
+        behavior_id: BehaviorId,
         table: SlotTable,
         slots: Slots,
         decisions: Decisions,
@@ -214,13 +219,13 @@ class Matches:
 
         Args:
             connection: the simulator.
-            seat: theirs.
+            behavior_id: of the agents.
             table: of their slots.
             slots: [n] given to them.
             decisions: their first among others.
             rows: which these are.
         """
-        if seat.name not in self.names:
+        if behavior_id.name not in self.names:
             return
         table.ghosted = True
         table.matches[slots] = 0
@@ -230,24 +235,24 @@ class Matches:
         together = np.arange(len(slots)) if kind == "match" else np.flatnonzero(ids)
         table.alone[slots] = False
         if len(together) < len(slots):
-            self._begin_alone(connection, seat, table, slots[ids == 0])
+            self._begin_alone(connection, behavior_id, table, slots[ids == 0])
         if kind is None:
             return
         for one, those in _by_value(ids[together]):
-            match = self._find(connection, seat, (kind, one))
+            match = self._find(connection, behavior_id, (kind, one))
             match.live += len(those)
             table.matches[slots[together[those]]] = match.number
-            _seat(table, slots[together[those]], seat, match.draw)
+            _assign_matchup(table, slots[together[those]], behavior_id, match.matchup)
 
     def lose(self, connection: SimulatorConnection, behaviors: Mapping[str, Behavior]) -> set[str]:
         """A simulator went away, and its matches with it; before its slots are given on. Returns as `end`."""
         matches = [one for one in self._by_key.pop(connection.key, {}).values() if self._open.pop(one.number)]
-        heads = [[one.number, one.draw.number] for one in matches if one.number > 0]
-        for seat in connection.seats.values():
-            if seat.id.name in self.names:
-                table, slots = behaviors[seat.id.name].table, seat.roster.slots
+        heads = [[one.number, one.matchup.number] for one in matches if one.number > 0]
+        for one in connection.behaviors.values():
+            if one.id.name in self.names:
+                table, slots = behaviors[one.id.name].table, one.roster.slots
                 alone = slots[table.alone[slots] & (table.matches[slots] > 0)]
-                heads += np.stack([table.matches[alone], table.draws[alone]], 1).tolist()
+                heads += np.stack([table.matches[alone], table.matchups[alone]], 1).tolist()
         self._begun.pop(connection.key, None)
         self.lost += len(heads)
         return self._void(connection, heads)
@@ -255,18 +260,18 @@ class Matches:
     def take(self, name: str) -> Results | None:
         """Results of matches of a behavior name's learning agents since this was last called."""
         sheet = self._sheets.get(name)
-        return None if sheet is None else sheet.take(self._seats)
+        return None if sheet is None else sheet.take(self._behavior_ids)
 
     # ---------------------------------------------------------------- inside
 
-    def _draws(self) -> tuple[Matchup, ...]:
-        return () if self.assignment is None else self.assignment.draws
+    def _matchups(self) -> tuple[Matchup, ...]:
+        return () if self.assignment is None else self.assignment.matchups
 
-    def _next_draw(self, simulator: int, begun: int = 0) -> Matchup:
-        draws = self._draws()
-        return draws[(simulator + begun) % len(draws)]
+    def _next_matchup(self, simulator: int, begun: int = 0) -> Matchup:
+        matchups = self._matchups()
+        return matchups[(simulator + begun) % len(matchups)]
 
-    def _find(self, connection: SimulatorConnection, seat: BehaviorId, key: tuple[Kind, int]) -> Match:
+    def _find(self, connection: SimulatorConnection, behavior_id: BehaviorId, key: tuple[Kind, int]) -> Match:
         """The match of some agents of a seat, or a new one."""
         known = self._by_key.setdefault(connection.key, {})
         if key in known:
@@ -274,62 +279,64 @@ class Matches:
         begun = self._begun.get(connection.key, 0)
         if key[0] == "match":
             self._begun[connection.key] = begun + 1
-        draw = self._next_draw(connection.number, begun)
-        if key[0] == "match" or seat.team == self._reporting(connection, draw):
+        matchup = self._next_matchup(connection.number, begun)
+        if key[0] == "match" or behavior_id.team == self._reporting(connection, matchup):
             self._numbers += 1
             number = self._numbers
         else:
-            self._untold -= 1
-            number = self._untold
-        match = known[key] = self._open[number] = Match(number, key, draw)
+            self._unreported -= 1
+            number = self._unreported
+        match = known[key] = self._open[number] = Match(number, key, matchup)
         return match
 
-    def _reporting(self, connection: SimulatorConnection, draw: Matchup) -> int:
+    def _reporting(self, connection: SimulatorConnection, matchup: Matchup) -> int:
         """The team whose groups and single agents are matches: that which learns, or where none does, the first."""
-        if draw.team != NOBODY:
-            return draw.team
-        return min(seat.id.team for seat in connection.seats.values() if seat.id.name in self.names)
+        if matchup.team != NOBODY:
+            return matchup.team
+        return min(one.id.team for one in connection.behaviors.values() if one.id.name in self.names)
 
     def _void(self, connection: SimulatorConnection, heads: list[list[int]]) -> set[str]:
         """Tells of matches without a result, number and draw of each; returns the name they are told with."""
-        seats = [seat.id.name for seat in connection.seats.values() if seat.id.name in self.names]
-        if not heads or not seats:
+        behavior_ids = [one.id.name for one in connection.behaviors.values() if one.id.name in self.names]
+        if not heads or not behavior_ids:
             return set()
-        table = [[number, draw, connection.number, 0] for number, draw in heads]
-        self._sheets.setdefault(seats[0], MatchResults()).add(np.array(table, np.int64), np.empty((0, 4)))
-        return {seats[0]}
+        table = [[number, matchup, connection.number, 0] for number, matchup in heads]
+        self._sheets.setdefault(behavior_ids[0], MatchResults()).add(np.array(table, np.int64), np.empty((0, 4)))
+        return {behavior_ids[0]}
 
-    def _begin_alone(self, connection: SimulatorConnection, seat: BehaviorId, table: SlotTable, slots: Slots) -> None:
+    def _begin_alone(
+        self, connection: SimulatorConnection, behavior_id: BehaviorId, table: SlotTable, slots: Slots
+    ) -> None:
         """Agents that are matches by themselves, if their team's are told of."""
-        draw = self._next_draw(connection.number)
-        _seat(table, slots, seat, draw)
+        matchup = self._next_matchup(connection.number)
+        _assign_matchup(table, slots, behavior_id, matchup)
         table.alone[slots] = True
-        if seat.team == self._reporting(connection, draw):
+        if behavior_id.team == self._reporting(connection, matchup):
             table.matches[slots] = np.arange(self._numbers + 1, self._numbers + 1 + len(slots))
             self._numbers += len(slots)
 
     def _end_alone(
-        self, connection: SimulatorConnection, seat: BehaviorId, found: MatchOutcome, heads: NDArray[np.int64]
+        self, connection: SimulatorConnection, behavior_id: BehaviorId, found: MatchOutcome, heads: NDArray[np.int64]
     ) -> None:
         """Agents that are matches by themselves have ended; `heads` [n, 2] are number and draw of each."""
-        others = [(UNKNOWN, 0.0, 0.0)] * len(self._others(connection, seat.team))
-        n, seats = len(heads), 1 + len(others)
+        others = [(UNKNOWN, 0.0, 0.0)] * len(self._others(connection, behavior_id.team))
+        n, row_count = len(heads), 1 + len(others)
         matches = np.empty((n, 4), np.int64)
-        matches[:, :2], matches[:, 2], matches[:, 3] = heads, connection.number, seats
-        rows = np.empty((n, seats, 4))
-        rows[:, :, 0] = self._numbers_of([seat, *self._others(connection, seat.team)])
+        matches[:, :2], matches[:, 2], matches[:, 3] = heads, connection.number, row_count
+        rows = np.empty((n, row_count, 4))
+        rows[:, :, 0] = self._numbers_of([behavior_id, *self._others(connection, behavior_id.team)])
         rows[:, 0, 1:] = np.stack(found, 1)
         rows[:, 1:, 1:] = np.array(others).reshape(-1, 3)
-        self._keep(seat.name, matches, rows.reshape(-1, 4))
+        self._keep(behavior_id.name, matches, rows.reshape(-1, 4))
 
-    def _end_shared(self, seat: BehaviorId, ends: Ends, numbers: Ids) -> list[Match]:
+    def _end_shared(self, behavior_id: BehaviorId, ends: Ends, numbers: Ids) -> list[Match]:
         """Agents have ended that share matches; returns those of which nobody is left."""
         over = []
         shared = np.flatnonzero(numbers)
         for number, those in _by_value(numbers[shared]):
             match = self._open[number]
             match.live -= len(those)
-            match.found[seat] = _outcome_together(ends, shared[those])
+            match.found[behavior_id] = _outcome_together(ends, shared[those])
             if not match.live:
                 over.append(match)
         return over
@@ -338,13 +345,13 @@ class Matches:
         """Nobody is left in a match; returns the behavior name that its result is told with, if it is."""
         del self._open[match.number]
         del self._by_key[connection.key][match.key]
-        team, found = self._reporting(connection, match.draw), match.found
-        reporting = next((seat for seat in found if seat.team == team), None)
+        team, found = self._reporting(connection, match.matchup), match.found
+        reporting = next((behavior_id for behavior_id in found if behavior_id.team == team), None)
         if reporting is None:  # a group of ghosts, or a match without the team that learns
-            return self._void(connection, [[match.number, match.draw.number]] if match.number > 0 else [])
+            return self._void(connection, [[match.number, match.matchup.number]] if match.number > 0 else [])
         if match.key[0] == "group":  # the other teams have groups of their own
             found = found | dict.fromkeys(self._others(connection, team), MatchOutcome(UNKNOWN, 0.0, 0.0))
-        head = [[match.number, match.draw.number, connection.number, len(found)]]
+        head = [[match.number, match.matchup.number, connection.number, len(found)]]
         rows = [[number, *one] for number, one in zip(self._numbers_of(found), found.values(), strict=True)]
         self._keep(reporting.name, np.array(head, np.int64), np.array(rows))
         return {reporting.name}
@@ -355,23 +362,25 @@ class Matches:
 
     def _others(self, connection: SimulatorConnection, team: int) -> list[BehaviorId]:
         """Seats of a simulator under self-play that belong to other teams."""
-        seats = (seat.id for seat in connection.seats.values())
-        return [seat for seat in seats if seat.name in self.names and seat.team != team]
+        behavior_ids = (one.id for one in connection.behaviors.values())
+        return [
+            behavior_id for behavior_id in behavior_ids if behavior_id.name in self.names and behavior_id.team != team
+        ]
 
-    def _numbers_of(self, seats: Iterable[BehaviorId]) -> list[int]:
-        return [self._seats.setdefault(seat, len(self._seats)) for seat in seats]
+    def _numbers_of(self, behavior_ids: Iterable[BehaviorId]) -> list[int]:
+        return [self._behavior_ids.setdefault(behavior_id, len(self._behavior_ids)) for behavior_id in behavior_ids]
 
 
-def _seat(table: SlotTable, slots: Slots, seat: BehaviorId, draw: Matchup) -> None:
+def _assign_matchup(table: SlotTable, slots: Slots, behavior_id: BehaviorId, matchup: Matchup) -> None:
     """Agents take a seat under a draw."""
-    learning = seat.team == draw.team
-    table.draws[slots] = draw.number
+    learning = behavior_id.team == matchup.team
+    table.matchups[slots] = matchup.number
     table.learning[slots] = learning
-    table.ghosts[slots] = 0 if learning else draw.ghosts[str(seat)]
+    table.ghosts[slots] = 0 if learning else matchup.ghosts[str(behavior_id)]
 
 
-def _covers(draw: Matchup, seat: BehaviorId) -> bool:
-    return seat.team == draw.team or str(seat) in draw.ghosts
+def _covers(matchup: Matchup, behavior_id: BehaviorId) -> bool:
+    return behavior_id.team == matchup.team or str(behavior_id) in matchup.ghosts
 
 
 def _named(decisions: Decisions) -> tuple[Ids, Kind | None]:
@@ -418,5 +427,5 @@ def _outcome_together(ends: Ends, rows: NDArray[np.intp]) -> MatchOutcome:
     return MatchOutcome(score, float(explicit[0]), reward)
 
 
-def _name(seat: str) -> str:
-    return BehaviorId.parse(seat).name
+def _name(behavior_id: str) -> str:
+    return BehaviorId.parse(behavior_id).name

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparring.pipeline.messages.samplers import draws
-from sparring.pipeline.messages.service import LessonsState
+from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Sampler
+from sparring.pipeline.messages.state import LessonsState
 
 Value = float | Sampler
 """A number, or a sampler: with the seed of the first simulator, or with -1 where that is still to be given."""
@@ -91,7 +91,7 @@ class RunParameters:
                 own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, number, simulator)
                 sampler = replace(value, seed=own)
                 told.samplers[name] = sampler
-                value = next(draws(sampler))
+                value = next(samples(sampler))
             told.parameters[name] = value
         return told
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings

@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.service import BehaviorSteps, ProducedSteps, StepAllowance
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
+from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
 from sparring.pipeline.stepping.behaviors import (
@@ -39,7 +40,7 @@ from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps, join_columns
-from sparring.pipeline.stepping.waiting import ASSIGNMENT, PERMITS, WEIGHTS, Reason
+from sparring.pipeline.stepping.waiting import ALLOWANCES, ASSIGNMENT, WEIGHTS, Reason
 
 
 @dataclass(slots=True)
@@ -113,8 +114,8 @@ class Stepper:
         """By behavior name, the teams that simulators have named, in order."""
         found: dict[str, set[int]] = {}
         for connection in self.connections.values():
-            for seat in connection.seats.values():
-                found.setdefault(seat.id.name, set()).add(seat.id.team)
+            for simulator_behavior in connection.behaviors.values():
+                found.setdefault(simulator_behavior.id.name, set()).add(simulator_behavior.id.team)
         return {name: tuple(sorted(teams)) for name, teams in found.items()}
 
     # ---------------------------------------------------------------- simulators come and go
@@ -198,28 +199,30 @@ class Stepper:
         new: dict[str, int] = {}
         for arrival in arrivals:
             if arrival.unknown:
-                new[arrival.seat.id.name] = new.get(arrival.seat.id.name, 0) + arrival.unknown
+                new[arrival.simulator_behavior.id.name] = (
+                    new.get(arrival.simulator_behavior.id.name, 0) + arrival.unknown
+                )
         if new:
             check_agents(connection.alive, sum(new.values()), self._agents_each)
         for name, n in new.items():
             check_room(name, self.behaviors[name], n, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
-    def permit(self, name: str, permit: StepAllowance) -> None:
+    def grant(self, name: str, allowance: StepAllowance) -> None:
         """Coordination says how far this process may go; heard again, a permit does not undo what was given back."""
         behavior = self.behaviors.get(name)
-        if behavior is None or permit.serial < behavior.permit.serial:
+        if behavior is None or allowance.serial < behavior.allowance.serial:
             return
-        if permit.serial == behavior.permit.serial:
-            permit = replace(permit, allowance=min(permit.allowance, behavior.permit.allowance))
-        behavior.permit = permit
+        if allowance.serial == behavior.allowance.serial:
+            allowance = replace(allowance, steps=min(allowance.steps, behavior.allowance.steps))
+        behavior.allowance = allowance
 
     def return_unused(self) -> None:
         """Gives back the permits of behaviors without agents: others can use them. In lockstep there are no others."""
         for behavior in () if self._lockstep else self.behaviors.values():
-            permit = behavior.permit
-            if not behavior.table.taken and permit.allowance > behavior.produced:
-                behavior.permit = replace(permit, allowance=behavior.produced)
+            allowance = behavior.allowance
+            if not behavior.table.taken and allowance.steps > behavior.produced:
+                behavior.allowance = replace(allowance, steps=behavior.produced)
 
     def rejoin(self) -> None:
         """The reader of the steps is new: tell it of all live agents with the next tick."""
@@ -267,9 +270,9 @@ class Stepper:
         return {name: standing(name, behavior, connections) for name, behavior in self.behaviors.items()}
 
     @property
-    def withheld(self) -> bool:
+    def backpressured(self) -> bool:
         """Whether some frame waits for a permit or weights."""
-        return any(c.frame is not None and c.frame.withheld_at is not None for c in self.connections.values())
+        return any(c.frame is not None and c.frame.backpressured_at is not None for c in self.connections.values())
 
     def covered(self, connection: SimulatorConnection) -> bool:
         """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
@@ -304,13 +307,13 @@ class Stepper:
             if frame is None or frame.reported:
                 continue
             frame.reported = True
-            frame.withheld_at = now
+            frame.backpressured_at = now
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
             for name in sorted(self.matches.end(connection, frame.arrivals, self.behaviors)):
                 self._tick(name)  # takes the results along
             for arrival in frame.arrivals:
-                name = arrival.seat.id.name
+                name = arrival.simulator_behavior.id.name
                 behavior = self.behaviors[name]
                 begin = partial(self._begin, connection)
                 done, ghosts = settle(arrival, behavior.table, connection.number, self._tick(name), begin)
@@ -328,42 +331,47 @@ class Stepper:
         ]
         return [key for _, _, key in sorted(order)]
 
-    def withheld_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
+    def backpressured_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
         """What is missing of weights and budgets of all that would act or go on acting; None where they may."""
         for arrival in frame.waiting:
-            name = arrival.seat.id.name
+            name = arrival.simulator_behavior.id.name
             behavior, policy = self.behaviors[name], self._policies.get(name)
-            if self.matches.serial < behavior.permit.assignment or self.parameters.serial < behavior.permit.lessons:
+            if (
+                self.matches.serial < behavior.allowance.assignment
+                or self.parameters.serial < behavior.allowance.lessons
+            ):
                 return Reason(ASSIGNMENT, name)
             if not arrival.learning:
                 continue
-            if policy is None or policy.version < behavior.permit.version:
+            if policy is None or policy.version < behavior.allowance.version:
                 return Reason(WEIGHTS, name)
             if behavior.remaining <= 0:
-                return Reason(PERMITS, name)
+                return Reason(ALLOWANCES, name)
         for name, count in connection.pending.items():
             if count and self.behaviors[name].remaining <= 0:
-                return Reason(PERMITS, name)
+                return Reason(ALLOWANCES, name)
         if self._lockstep:
-            return next((Reason(PERMITS, name) for name, one in self.behaviors.items() if one.exhausted), None)
+            return next((Reason(ALLOWANCES, name) for name, one in self.behaviors.items() if one.exhausted), None)
         return None
 
     def _act(self, keys: list[int], out: TickResult, now: float) -> None:
         """Answers every waiting simulator that the budgets let go on."""
         frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
-        if self._lockstep and not all(self.withheld_for(connection, frame) is None for connection, frame in frames):
+        if self._lockstep and not all(
+            self.backpressured_for(connection, frame) is None for connection, frame in frames
+        ):
             return
         answered = []
         for connection, frame in frames:
-            if self._lockstep or self.withheld_for(connection, frame) is None:
+            if self._lockstep or self.backpressured_for(connection, frame) is None:
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
                 answered.append((connection, frame))
         actions = self._choose([pair for pair in answered if not self.parameters.resets(pair[0].lessons)], out)
         for connection, frame in answered:
-            withheld = 0.0 if frame.withheld_at is None else now - frame.withheld_at
+            backpressured = 0.0 if frame.backpressured_at is None else now - frame.backpressured_at
             answer = self._answer(connection, frame, actions.get(connection.key, []))
-            out.acts.append((connection.key, answer, frame.received_at, withheld))
+            out.acts.append((connection.key, answer, frame.received_at, backpressured))
             connection.frame = None
 
     def _answer(self, connection: SimulatorConnection, frame: Frame, actions: list[BehaviorActions]) -> Act | Reset:
@@ -380,7 +388,7 @@ class Stepper:
     def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
         """Counts a simulator's actions as under way."""
         for arrival in frame.waiting:
-            connection.pending[arrival.seat.id.name] += arrival.learning
+            connection.pending[arrival.simulator_behavior.id.name] += arrival.learning
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
@@ -391,7 +399,7 @@ class Stepper:
         by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
             for arrival in frame.waiting:
-                by_name.setdefault(arrival.seat.id.name, []).append((connection, arrival))
+                by_name.setdefault(arrival.simulator_behavior.id.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
             behavior, policy = self.behaviors[name], self._policies.get(name)
@@ -425,7 +433,7 @@ class Stepper:
     def _begin(
         self,
         connection: SimulatorConnection,
-        seat: BehaviorId,
+        simulator_behavior: BehaviorId,
         table: SlotTable,
         slots: Slots,
         decisions: Decisions,
@@ -435,7 +443,7 @@ class Stepper:
         if self.parameters.taught:
             table.taught = True
             table.lessons[slots] = connection.lessons
-        self.matches.begin(connection, seat, table, slots, decisions, rows)
+        self.matches.begin(connection, simulator_behavior, table, slots, decisions, rows)
 
     def _close(self, connection: SimulatorConnection) -> None:
         """A connection is closed."""
@@ -449,14 +457,16 @@ class Stepper:
         connection.pending = dict.fromkeys(connection.pending, 0)
         for name in sorted(self.matches.lose(connection, self.behaviors)):
             self._tick(name)  # takes what there is to tell of its matches along
-        for seat in connection.seats.values():
-            slots, seat.roster = seat.roster.slots, Roster()
+        for simulator_behavior in connection.behaviors.values():
+            slots, simulator_behavior.roster = simulator_behavior.roster.slots, Roster()
             if slots.size:
-                behavior = self.behaviors[seat.id.name]
+                behavior = self.behaviors[simulator_behavior.id.name]
                 learning = slots[behavior.table.learning[slots]]
                 behavior.table.give_back(slots)
                 if learning.size:
-                    self._told.add(seat.id.name, BehaviorTick(self._number, lost=[learning]), behavior.produced)
+                    self._told.add(
+                        simulator_behavior.id.name, BehaviorTick(self._number, lost=[learning]), behavior.produced
+                    )
 
 
 def _unexpected(got: str) -> RemoteProtocolError:

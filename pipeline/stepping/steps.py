@@ -13,14 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.matches import Results
-from sparring.pipeline.messages.service import (
-    ActionsChosen,
-    AgentsEnded,
-    AgentsStarted,
-    BehaviorSteps,
-    OutcomesReported,
-)
 from sparring.pipeline.messages.simulator import Decisions, Ends
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 
 
@@ -79,7 +73,7 @@ class AgentEpisodes:
         fresh: their episodes start now.
     """
 
-    __slots__ = ("agents", "draws", "fresh", "groups", "lessons", "simulators", "slots", "teams")
+    __slots__ = ("agents", "fresh", "groups", "lessons", "matchups", "simulators", "slots", "teams")
 
     def __init__(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
         self.slots = slots
@@ -87,7 +81,7 @@ class AgentEpisodes:
         self.groups: Ids = table.groups[slots]
         self.teams: Slots = table.teams[slots]
         self.simulators: Slots = table.simulators[slots]
-        self.draws: Ids | None = table.draws[slots] if table.ghosted else None
+        self.matchups: Ids | None = table.matchups[slots] if table.ghosted else None
         self.lessons: Ids | None = table.lessons[slots] if table.taught else None
         self.fresh = np.full(len(slots), fresh)
 
@@ -112,8 +106,8 @@ class BehaviorTick:
     def join_all(self, table: SlotTable) -> None:
         """Tells of all live agents of `table` that are not ghosts, not only of those that are new."""
         live = np.flatnonzero(table.live & table.learning).astype(np.int32)
-        told = [lives.slots[lives.fresh] for lives in self.joined]
-        self.joined = [lives for lives in self.joined if lives.fresh.all()]
+        told = [agent_episodes.slots[agent_episodes.fresh] for agent_episodes in self.joined]
+        self.joined = [agent_episodes for agent_episodes in self.joined if agent_episodes.fresh.all()]
         again = live[~np.isin(live, np.concatenate(told))] if told else live
         if again.size:
             self.joined.append(AgentEpisodes(table, again, fresh=False))
@@ -123,7 +117,7 @@ class BehaviorTick:
         return [
             sum(map(len, self.lost)),
             sum(len(slots) for _, slots in self.ended),
-            sum(len(lives.slots) for lives in self.joined),
+            sum(len(agent_episodes.slots) for agent_episodes in self.joined),
             sum(len(slots) for _, slots in self.reported),
             0 if self.choice is None else len(self.choice.chosen.log_probs),
         ]
@@ -189,7 +183,7 @@ def _steps(
         rows=np.array([tick.rows() for tick in ticks], np.int32),
         lost=join_columns(lost) if lost else None,
         ended=_ended([entry for tick in ticks for entry in tick.ended]),
-        joined=_joined([lives for tick in ticks for lives in tick.joined]),
+        joined=_joined([agent_episodes for tick in ticks for agent_episodes in tick.joined]),
         reported=_reported([entry for tick in ticks for entry in tick.reported]),
         acted=_acted(ticks),
         ghosts=ghosts,
@@ -217,7 +211,9 @@ def _joined(entries: list[AgentEpisodes]) -> AgentsStarted | None:
     names = [
         name for name in AgentEpisodes.__slots__ if getattr(entries[0], name) is not None
     ]  # all of a behavior or none
-    return AgentsStarted(**{name: join_columns([getattr(lives, name) for lives in entries]) for name in names})
+    return AgentsStarted(
+        **{name: join_columns([getattr(agent_episodes, name) for agent_episodes in entries]) for name in names}
+    )
 
 
 def _reported(entries: list[tuple[Decisions, Slots]]) -> OutcomesReported | None:

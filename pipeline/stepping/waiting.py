@@ -12,7 +12,7 @@ FRAMES: Final = "frames"
 SIMULATOR: Final = "a simulator"
 """None has it."""
 WEIGHTS: Final = "weights"
-PERMITS: Final = "permits"
+ALLOWANCES: Final = "allowances"
 ASSIGNMENT: Final = "the assignment"
 """Who plays whom, or which lessons, the permit goes with."""
 
@@ -42,7 +42,7 @@ class Waiting(Protocol):
     def round_complete(self) -> bool:
         """Whether every simulator that is expected has sent its frame."""
 
-    def withheld_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
+    def backpressured_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
         """What is missing before a simulator may be answered."""
 
     def covered(self, connection: SimulatorConnection) -> bool:
@@ -69,7 +69,7 @@ def waits_for(stepper: Waiting, behavior: str, *, lockstep: bool) -> Reason | No
         return Reason(WEIGHTS, lacking) if lacking else Reason(ASSIGNMENT, next(iter(uncovered[0].pending)))
     if not frames or (lockstep and not stepper.round_complete):
         return _from_outside(behavior, owing)
-    reasons = (stepper.withheld_for(connection, frame) for connection, frame in frames)
+    reasons = (stepper.backpressured_for(connection, frame) for connection, frame in frames)
     return next((reason for reason in reasons if reason is not None), None)
 
 

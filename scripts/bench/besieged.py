@@ -122,7 +122,7 @@ class Besieged:
 
     def produced(self) -> int:
         """Steps so far."""
-        return int(self._figures()["books"]["produced"])
+        return int(self._figures()["step_counts"]["produced"])
 
     def rate(self, seconds: float) -> float:
         """Steps per second over so many seconds."""

@@ -221,7 +221,9 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
         whole_hops = whole.hops()
     span = after["time_s"] - before["time_s"] - paused
     one, two = (look["behaviors"][behavior]["figures"] for look in (before, after))
-    produced, trained = ((two["books"][count] - one["books"][count]) / span for count in ("produced", "trained"))
+    produced, trained = (
+        (two["step_counts"][count] - one["step_counts"][count]) / span for count in ("produced", "trained")
+    )
     simulator_alone = statistics.mean(simulator_rates)
     learner_alone = case.buffer / statistics.mean(update_seconds)
     latency = after["services"]["stepping-0"]["histograms"]["action_latency_s"]

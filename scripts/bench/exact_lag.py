@@ -25,8 +25,9 @@ from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, one_by_one
-from sparring.pipeline.messages.service import PolicyWeights, Segments, StepAllowance
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Step
+from sparring.pipeline.messages.state import PolicyWeights, StepAllowance
 from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.pipeline.simulation.game import Game
@@ -124,16 +125,16 @@ class Match:
 
     def assign(self, assignment: MatchupAssignment, weights: Mapping[tuple[str, int], PolicyWeights]) -> None:
         """Who plays whom from now on."""
-        for draw in assignment.draws:
-            for seat, number in draw.ghosts.items():
-                self.policies.hold(self.spec, weights[BehaviorId.parse(seat).name, number])
+        for matchup in assignment.matchups:
+            for behavior_id, number in matchup.ghosts.items():
+                self.policies.hold(self.spec, weights[BehaviorId.parse(behavior_id).name, number])
         self.stepper.matches.assignment = assignment
 
     def allow(self, steps: int) -> None:
         """The learning team may produce so many more steps, at least; then its simulator waits."""
         self._serial += 1
         allowance = self.stepper.state()[self.name].steps + steps
-        self.stepper.permit(self.name, StepAllowance(serial=self._serial, allowance=allowance))
+        self.stepper.grant(self.name, StepAllowance(serial=self._serial, steps=allowance))
 
     def step(self) -> bool:
         """One frame of the simulator, or the actions that it waits for; returns whether it goes on."""
@@ -173,7 +174,7 @@ class ExactLag:
         hyper = self.settings.hyperparameters
         sizes = Sizes(
             horizon=self.settings.time_horizon,
-            flush=hyper.buffer_size,
+            message_steps=hyper.buffer_size,
             largest=UNLIMITED,
             sequence=self.settings.network_settings.sequence_length,
         )
@@ -187,7 +188,7 @@ class ExactLag:
         if self.settings.self_play is not None:
             own = self.settings.self_play
             self._rules = SelfPlay({self.name: own}, {self.name: UNLIMITED}, seed=seed, places=4, lockstep=True)
-            self._rules.seats(self.name, self.match.stepper.teams[self.name])
+            self._rules.set_teams(self.name, self.match.stepper.teams[self.name])
         self._publish()
 
     def iterations(self) -> Iterator[Iteration]:
@@ -213,7 +214,7 @@ class ExactLag:
         while self.match.step():
             found += self._assemble()
         found += self._assemble()
-        found += self._groups.cut(self.name, number) if self._grouped else self._single.cut(number)
+        found += self._groups.flush(self.name, number) if self._grouped else self._single.flush(number)
         return [one for one in found if len(one.rewards) or len(one.episodes.returns)]
 
     def _assemble(self) -> list[Segments]:
@@ -226,10 +227,10 @@ class ExactLag:
                         pass
         if self._grouped:
             self._groups.apply(parts)
-            return list(self._groups.flush())
+            return list(self._groups.ready_messages())
         for part in parts:
             self._single.apply(part)
-        return list(self._single.flush())
+        return list(self._single.ready_messages())
 
     def _train(self, segments: list[Segments]) -> UpdateReport | None:
         for one in segments:
@@ -267,21 +268,23 @@ def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, mat
         match = Match(name, settings, game, seed + side)
         match.act_with(own)
         match.allow(UNLIMITED)
-        ghosts = {seat: 1 for seat in game.behaviors() if BehaviorId.parse(seat).team != side}
-        assignment = MatchupAssignment(serial=1, draws=(Matchup(number=1, team=side, ghosts=ghosts),))
+        ghosts = {behavior_id: 1 for behavior_id in game.behaviors() if BehaviorId.parse(behavior_id).team != side}
+        assignment = MatchupAssignment(serial=1, matchups=(Matchup(number=1, team=side, ghosts=ghosts),))
         match.assign(assignment, {(name, 1): replace(other, version=1)})
         found: list[float] = []
         while len(found) < matches:
             match.step()
             for part in match.stepper.take_steps():
                 if part.results is not None:
-                    found += [_points(one.scores, side) for one in one_by_one(part.results) if one.seats]
+                    found += [_points(one.scores, side) for one in one_by_one(part.results) if one.behavior_ids]
         won += found
     return float(np.mean(won))
 
 
 def _points(scores: Mapping[str, float], side: int) -> float:
     """Points of a side: of a match of several teams, the mean over its rivals."""
-    own = next(score for seat, score in scores.items() if BehaviorId.parse(seat).team == side)
-    rivals = [score for seat, score in scores.items() if BehaviorId.parse(seat).team != side and score >= 0]
+    own = next(score for behavior_id, score in scores.items() if BehaviorId.parse(behavior_id).team == side)
+    rivals = [
+        score for behavior_id, score in scores.items() if BehaviorId.parse(behavior_id).team != side and score >= 0
+    ]
     return float(np.mean([0.5 + 0.5 * ((own > one) - (own < one)) for one in rivals])) if rivals else own

@@ -32,14 +32,8 @@ from sparring.pipeline.learning.rows import Minibatch, policy_loss
 from sparring.pipeline.learning.schedules import Coefficients
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.codec import encode
-from sparring.pipeline.messages.service import (
-    ActionsChosen,
-    AgentsStarted,
-    BehaviorSteps,
-    OutcomesReported,
-    Segments,
-    TeammateSegments,
-)
+from sparring.pipeline.messages.segments import Segments, TeammateSegments
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.attention import attend
 from sparring.pipeline.networks.group_critic import GroupCritic
@@ -94,15 +88,15 @@ def assembled(members: int) -> list[Segments]:
             continuous=random.standard_normal((agents * ticks, 2), np.float32),
         ),
     )
-    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=HORIZON, flush=1, largest=2 * STEPS))
+    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=HORIZON, message_steps=1, largest=2 * STEPS))
     assembler.apply([part])
-    return list(assembler.flush())
+    return list(assembler.ready_messages())
 
 
 def copied(segments: Segments, members: int) -> TeammateSegments:
     """What every member's rows would hold of its mates."""
 
-    def of_mates(column: Any) -> Any:
+    def of_teammates(column: Any) -> Any:
         return np.repeat(column, members - 1, axis=0)
 
     shared = segments.shared
@@ -115,12 +109,12 @@ def copied(segments: Segments, members: int) -> TeammateSegments:
         times=nothing,
         next_times=nothing,
         until=nothing,
-        observations=tuple(map(of_mates, segments.observations)),
-        next_observations=tuple(map(of_mates, segments.next_observations)),
-        continuous=of_mates(segments.continuous),
-        discrete=of_mates(segments.discrete),
-        next_continuous=of_mates(shared.next_continuous)[:0],
-        next_discrete=of_mates(shared.next_discrete)[:0],
+        observations=tuple(map(of_teammates, segments.observations)),
+        next_observations=tuple(map(of_teammates, segments.next_observations)),
+        continuous=of_teammates(segments.continuous),
+        discrete=of_teammates(segments.discrete),
+        next_continuous=of_teammates(shared.next_continuous)[:0],
+        next_discrete=of_teammates(shared.next_discrete)[:0],
     )
 
 
@@ -147,19 +141,19 @@ class Copying:
         done = done.reshape(groups, m, HORIZON, -1)
         others = np.array([[one for one in range(m) if one != member] for member in range(m)], np.int64)
         self.own = torch.from_numpy(observed.reshape(STEPS, -1))
-        self.mates = torch.from_numpy(observed[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
-        self.mates_done = torch.from_numpy(done[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
+        self.teammates = torch.from_numpy(observed[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
+        self.teammates_done = torch.from_numpy(done[:, others].swapaxes(2, 3).reshape(STEPS, m - 1, -1))
         last = seen[:, :, -1]
         self.next_own = torch.from_numpy(last.reshape(groups * m, -1))
-        self.next_mates = torch.from_numpy(last[:, others].reshape(groups * m, m - 1, -1))
+        self.next_teammates = torch.from_numpy(last[:, others].reshape(groups * m, m - 1, -1))
 
     def update(self, batch: GroupBatch) -> None:
         """Values and baselines of every row, returns of every member, minibatches of single rows."""
         hyper, coefficients = SETTINGS.hyperparameters, Coefficients.at(SETTINGS, 0)
         with torch.no_grad():
-            parts = [self.estimate(self.own[p], self.mates[p], self.mates_done[p]) for p in parts_of(STEPS)]
+            parts = [self.estimate(self.own[p], self.teammates[p], self.teammates_done[p]) for p in parts_of(STEPS)]
             values, baselines = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-            following = [self.value(self.next_own[p], self.next_mates[p]) for p in parts_of(len(self.next_own))]
+            following = [self.value(self.next_own[p], self.next_teammates[p]) for p in parts_of(len(self.next_own))]
         lengths = np.full(STEPS // HORIZON, HORIZON)
         rewards = batch.group_rewards
         ends = torch.cat(following).numpy()[:, 0]
@@ -184,7 +178,7 @@ class Copying:
         others: Any = (None if column is None else column[which] for column in rows[1:])
         some = Minibatch((rows.inputs[0][which],), *others)
         head = self.actor(some.inputs)
-        values, baselines = self.estimate(some.inputs[0], self.mates[which], self.mates_done[which])
+        values, baselines = self.estimate(some.inputs[0], self.teammates[which], self.teammates_done[which])
         with torch.no_grad():
             chosen = policy_loss(self.actor, head, some, beta)
             _, to_values = losses.value_loss(values, some.returns, VALUE_WEIGHT)
@@ -194,10 +188,10 @@ class Copying:
                 (chosen.to_head, chosen.to_log_sigma, to_values, to_baselines),
             )
 
-    def estimate(self, own: Tensor, mates: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+    def estimate(self, own: Tensor, teammates: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
         """Value and baseline of each row, of its own copies."""
         critic = self.critic
-        seen = critic.observed[0](torch.cat([own.unsqueeze(1), mates], 1))
+        seen = critic.observed[0](torch.cat([own.unsqueeze(1), teammates], 1))
         acted = silu(seen[:, 1:] + critic.acted[0](done))
         seen = silu(seen)
         value, baseline = attended(critic, seen), attended(critic, torch.cat([seen[:, :1], acted], 1))
@@ -206,9 +200,9 @@ class Copying:
         encoding = torch.cat([hidden, counts], 1)
         return critic.value(encoding[: len(own)]), critic.baseline(encoding[len(own) :])
 
-    def value(self, own: Tensor, mates: Tensor) -> Tensor:
+    def value(self, own: Tensor, teammates: Tensor) -> Tensor:
         """Value of each row alone."""
-        return self.estimate(own, mates, torch.zeros(*mates.shape[:2], SPEC.actions.continuous))[0]
+        return self.estimate(own, teammates, torch.zeros(*teammates.shape[:2], SPEC.actions.continuous))[0]
 
 
 def attended(critic: GroupCritic, embedded: Tensor) -> Tensor:
@@ -236,8 +230,8 @@ def same(poca: POCA, copying: Copying, batch: GroupBatch) -> None:
     prepared = poca.networks.prepare(batch)
     found = poca.networks.estimate(prepared, batch)
     with torch.no_grad():
-        values, baselines = copying.estimate(copying.own[:256], copying.mates[:256], copying.mates_done[:256])
-    np.testing.assert_allclose(found.values[prepared.index.moments[:256]], values.numpy(), atol=1e-4)
+        values, baselines = copying.estimate(copying.own[:256], copying.teammates[:256], copying.teammates_done[:256])
+    np.testing.assert_allclose(found.values[prepared.index.timesteps[:256]], values.numpy(), atol=1e-4)
     np.testing.assert_allclose(found.baselines[:256], baselines.numpy(), atol=1e-4)
 
 

@@ -51,13 +51,13 @@ def tournament(run: Path, *arguments: str) -> list[Mapping[str, Any]]:
     return counted(json.loads(line) for line in (folder / "matches.jsonl").read_text().splitlines())
 
 
-def share(lines: Iterable[Mapping[str, Any]], seat: str | None, one: str, other: str) -> tuple[float, int]:
-    """Points of player `one` against `other`, from `seat` or from any, and of how many matches."""
+def share(lines: Iterable[Mapping[str, Any]], behavior_id: str | None, one: str, other: str) -> tuple[float, int]:
+    """Points of player `one` against `other`, from `behavior_id` or from any, and of how many matches."""
     points, matches = 0.0, 0
     for line in lines:
         for at, player in line["players"].items():
             rivals = {rival for where, rival in line["players"].items() if where != at}
-            if player == one and other in rivals and seat in (None, at):
+            if player == one and other in rivals and behavior_id in (None, at):
                 points, matches = points + line["scores"][at], matches + 1
     return points, matches
 
@@ -91,10 +91,13 @@ def tag(run: Path) -> bool:
     lines = tournament(run, "--mirror", "--matches", str(2 * MATCHES))
     final = next(player for line in lines for player in line["players"].values() if player != "untrained")
     good = True
-    for seat in ("Chaser?team=0", "Runner?team=1"):
-        before, after = share(lines, seat, "untrained", "untrained"), share(lines, seat, final, "untrained")
-        shown(f"{seat} first against first", before)
-        shown(f"{seat} final against first", after)
+    for behavior_id in ("Chaser?team=0", "Runner?team=1"):
+        before, after = (
+            share(lines, behavior_id, "untrained", "untrained"),
+            share(lines, behavior_id, final, "untrained"),
+        )
+        shown(f"{behavior_id} first against first", before)
+        shown(f"{behavior_id} final against first", after)
         good &= wilson(*after)[0] > wilson(*before)[1]
     return good
 
@@ -114,17 +117,17 @@ def connect_four(run: Path) -> bool:
     network = NetworkSettings.model_validate_json(weights.network)
     policy = CurrentPolicy(spec, network, torch.Generator().manual_seed(1))
     policy.load(weights)
-    outcomes = [outcome for seat in (0, 1) for outcome in against_random(policy, seat, options)]
+    outcomes = [outcome for behavior_id in (0, 1) for outcome in against_random(policy, behavior_id, options)]
     return shown("against random", (sum(outcomes), len(outcomes))) > 0.9
 
 
-def against_random(policy: CurrentPolicy, seat: int, options: Mapping[str, Any]) -> list[float]:
+def against_random(policy: CurrentPolicy, behavior_id: int, options: Mapping[str, Any]) -> list[float]:
     """Outcomes of a policy in one seat: of each board as many, those that began first."""
     game = make("pettingzoo", RANDOM_AREAS, **options, teams="each", outcomes=True)
-    random, mine = np.random.default_rng(seat), f"ConnectFour?team={seat}"
+    random, mine = np.random.default_rng(behavior_id), f"ConnectFour?team={behavior_id}"
     each = RANDOM_MATCHES // 2 // RANDOM_AREAS
     found: dict[int, list[float]] = {area: [] for area in range(RANDOM_AREAS)}
-    reports = game.reset({}, seat)
+    reports = game.reset({}, behavior_id)
     while min(map(len, found.values())) < each:
         actions = {}
         for report in reports:

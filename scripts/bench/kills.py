@@ -129,13 +129,13 @@ class Pupil:
         if self.training.end(60) != 0 or self.training.summary["status"] != "completed":
             found.append(f"{self.name}: did not complete: {self.training.lines[-3:]}")
             return found
-        books = self.training.summary["behaviors"]["Balance"]["books"]
-        if not balanced(books):
-            found.append(f"{self.name}: books {books}")
+        step_counts = self.training.summary["behaviors"]["Balance"]["step_counts"]
+        if not balanced(step_counts):
+            found.append(f"{self.name}: books {step_counts}")
         incidents = (self.training.directory / "logs" / "coordination.jsonl").read_text(errors="replace").splitlines()
         told = sum(line["steps"] for line in map(_plain, incidents) if line.get("event") == "steps_lost")
-        if told != books["lost"]:
-            found.append(f"{self.name}: {books['lost']} steps lost, incidents tell of {told}")
+        if told != step_counts["lost"]:
+            found.append(f"{self.name}: {step_counts['lost']} steps lost, incidents tell of {told}")
         return found
 
 
@@ -204,10 +204,10 @@ def main() -> int:
     for pupil in pupils:
         rewards[pupil.seed, pupil.killed] = pupil.rewards()
         summary = pupil.training.summary
-        books = summary["behaviors"]["Balance"]["books"]
+        step_counts = summary["behaviors"]["Balance"]["step_counts"]
         end, whole = rewards[pupil.seed, pupil.killed]
         print(
-            f"{pupil.name:<16} {summary['wall_s']:>6.0f}s {end:>8.2f} {whole:>8.2f} {books['lost']:>8}  "
+            f"{pupil.name:<16} {summary['wall_s']:>6.0f}s {end:>8.2f} {whole:>8.2f} {step_counts['lost']:>8}  "
             f"{sum(pupil.deaths.values())}: {dict(sorted(pupil.deaths.items()))}"
         )
     for at, kind in enumerate(("end", "all")):

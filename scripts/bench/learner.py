@@ -34,7 +34,7 @@ import pictures
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
-from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays
@@ -101,7 +101,7 @@ def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, r
         orphaned=0,
         received=rows,
         handed_on=rows,
-        cut=0,
+        flush=0,
         lengths=lengths,
         observations=observations,
         next_observations=look(spec, count, random),

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.weights import load_arrays
@@ -146,7 +146,7 @@ class Rollouts:
             orphaned=0,
             received=self._records * HORIZON,
             handed_on=self._records * HORIZON,
-            cut=0,
+            flush=0,
             lengths=np.diff(ends, prepend=0).astype(np.int32),
             observations=(rows["observations"],),
             next_observations=(np.stack(following),),

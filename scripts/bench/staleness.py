@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from exact_lag import ROOT, ExactLag, Experiment, merged, points
 
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from tests.simulation.unity_null_trainer import executable
 
 LAGS: Final = (0, 1, 2, 4, 8)

@@ -387,12 +387,12 @@ def main() -> int:
         summary = json.loads((run.directory / "summary.json").read_text())
         starts = [line for line in run.log("supervisor") if line["event"] == "started"]
         secrets = _secrets_found(keys, folder / "run")
-    books = summary["behaviors"]["Balance"]["books"]
-    balanced = books["produced"] == sum(value for term, value in books.items() if term != "produced")
+    step_counts = summary["behaviors"]["Balance"]["step_counts"]
+    balanced = step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
     figures = {
         "stepping_before": first,
         "stepping_after": last,
-        "books": books,
+        "step_counts": step_counts,
         "balanced": balanced,
         "restarted": [line["part"] for line in starts if line["start"] > 1],
         "secrets_in_the_run_folder": secrets,

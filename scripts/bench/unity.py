@@ -87,7 +87,9 @@ def beside(seconds: float, turn_s: float) -> str:
                 time.sleep(turn_s)
                 after = whole.fresh()
                 whole.pause()
-                one, two = (look["behaviors"][BEHAVIOR]["figures"]["books"]["produced"] for look in (before, after))
+                one, two = (
+                    look["behaviors"][BEHAVIOR]["figures"]["step_counts"]["produced"] for look in (before, after)
+                )
                 rates[whole] += (two - one) / (after["time_s"] - before["time_s"]) / turns
         alone.resume()
     return (
@@ -128,7 +130,7 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
             after = whole.fresh()
     span = after["time_s"] - before["time_s"] - paused
     one, two = (look["behaviors"][BEHAVIOR]["figures"] for look in (before, after))
-    produced = (two["books"]["produced"] - one["books"]["produced"]) / span
+    produced = (two["step_counts"]["produced"] - one["step_counts"]["produced"]) / span
     players_alone, learner_alone = statistics.mean(alone), case.buffer / statistics.mean(update_seconds)
     return (
         f"{name}: ratio {produced / min(players_alone, learner_alone):.2f}  "

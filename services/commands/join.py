@@ -31,7 +31,7 @@ from anyio import to_thread
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.hosts import HostOrders, HostRun, PartOrder
-from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.curve import Protection
 from sparring.pipeline.queues.endpoints import is_open
@@ -133,7 +133,7 @@ async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str
     sys.stdout.flush()
     with anyio.move_on_after(deadline - time.monotonic()):
         async with ZmqTransport(endpoints, session, protection=protected) as transport:
-            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("board:"))
+            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
             while True:
                 await supervisor.changed()
                 found = supervisor.latest.get("run")
@@ -216,9 +216,9 @@ class HostSession:
         """Carries out orders until the run is over: its exit status, or None where the main machine was lost."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_signal, tasks)
-            board = await transport.board(f"host-{self._topology.host}")
-            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("board:"))
-            orderly = OrderExecutor(self._session, self._start, partial(board.publish, "state"), tasks)
+            topic = await transport.topic(f"host-{self._topology.host}")
+            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
+            orderly = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
             tasks.start_soon(self._export, transport)
             status = await self.follow(supervisor, orderly)
             if status is not None and self._exports is not None:
@@ -265,17 +265,17 @@ class HostSession:
         here = [name for name in topology.run.learners if topology.place(f"learning-{name}") == topology.host]
         if exports is None or not here:
             return
-        boards = {name: await transport.subscribe(f"learning-{name}", _BOARD_PACE_S) for name in here}
+        topics = {name: await transport.subscribe(f"learning-{name}", _BOARD_PACE_S) for name in here}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exports.run)
-            for name, board in boards.items():
-                tasks.start_soon(_saw, exports, name, board)
+            for name, topic in topics.items():
+                tasks.start_soon(_saw, exports, name, topic)
 
 
-async def _saw(exports: Exports, name: str, board: Subscription) -> None:
+async def _saw(exports: Exports, name: str, topic: Subscription) -> None:
     while True:
-        await board.changed()
-        state = board.latest.get("state")
+        await topic.changed()
+        state = topic.latest.get("state")
         if isinstance(state, LearnerState):
             exports.saw(name, state.checkpoint)
 

@@ -15,7 +15,7 @@ from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.errors import CheckpointError, SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.settings import Settings
 
 

@@ -228,7 +228,7 @@ class _Session:
         tape = self._tapes.get(name)
         if tape is not None:
             tape.report(report)
-            if tape.untold and self._args.policy is None:
+            if tape.unreported and self._args.policy is None:
                 how = "--manual" if self._args.manual else f"--script {self._args.script}"
                 raise SettingsError(
                     f"got {how}, and outcomes of {name} that do not say what was done; expected did_continuous and "

@@ -110,8 +110,8 @@ def read(folder: Path) -> Report:
         and _changed(folder / "status.json") > _changed(folder / "summary.json")
     ):
         summary = None
-    books = _load(folder / "coordination.json") or {}
-    self_play = books.get("self_play") or {}
+    step_counts = _load(folder / "coordination.json") or {}
+    self_play = step_counts.get("self_play") or {}
     return Report(status=status, summary=summary, self_play=self_play.get("rules"))
 
 
@@ -199,7 +199,7 @@ def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
             f"{one['episodes']:,}",
             _number(one["reward_mean_last100"]),
             _lag(one["lag"]["mean"], one["lag"]["max"]),
-            _books(one["books"]),
+            _step_counts(one["step_counts"]),
         )
     return table
 
@@ -224,7 +224,7 @@ def _behaviors(behaviors: Mapping[str, Any]) -> Table:
             f"{one['open_episodes']:,}",
             f"{one['oldest']:,} steps",
             f"{one['in_flight']:,} of {one['budget']:,}",
-            _books(one["figures"]["books"]),
+            _step_counts(one["figures"]["step_counts"]),
         )
     return table
 
@@ -292,5 +292,5 @@ def _lag(mean: float | None, highest: float | None) -> str:
     return "-" if mean is None or highest is None else f"{mean:.1f}/{highest:.0f}"
 
 
-def _books(books: Mapping[str, int]) -> str:
-    return "\n".join(f"{column} {steps:,}" for column, steps in books.items() if steps or column == "produced")
+def _step_counts(step_counts: Mapping[str, int]) -> str:
+    return "\n".join(f"{column} {steps:,}" for column, steps in step_counts.items() if steps or column == "produced")

@@ -21,7 +21,7 @@ from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.monitoring.summary import STATUSES
 from sparring.pipeline.settings import Settings, started_by_hand
 from sparring.pipeline.specs import read_spec

@@ -76,7 +76,7 @@ class HandshakingSimulator:
 class PendingConnection:
     """A connection that has not introduced itself yet."""
 
-    guest: HandshakingSimulator
+    candidate: HandshakingSimulator
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     secured: bool = False
 
@@ -99,15 +99,15 @@ class ConnectionAcceptor:
         self._credentials = credentials
         self._guard = guard
         self._serve = serve
-        self._knocking: OrderedDict[str, OrderedDict[PendingConnection, None]] = (
+        self._pending: OrderedDict[str, OrderedDict[PendingConnection, None]] = (
             OrderedDict()
         )  # by host, the oldest first
         self._inside: Counter[str] = Counter()
 
     @property
-    def knocking(self) -> int:
+    def pending(self) -> int:
         """Connections that have not introduced themselves."""
-        return sum(map(len, self._knocking.values()))
+        return sum(map(len, self._pending.values()))
 
     async def run(self, listener: Listener[Any], tasks: TaskGroup) -> None:
         """Takes connections until cancelled, each with a task of its own in `tasks`."""
@@ -120,70 +120,70 @@ class ConnectionAcceptor:
 
     async def admit(self, stream: ByteStream) -> None:
         """Speaks with one connection until its end."""
-        guest = HandshakingSimulator(host=host_of(stream))
+        candidate = HandshakingSimulator(host=host_of(stream))
         try:
-            secured = await self._introduce(stream, guest)
+            secured = await self._introduce(stream, candidate)
             if secured is not None:
-                await self._serve_inside(secured, guest)
+                await self._serve_inside(secured, candidate)
         finally:
             await anyio.aclose_forcefully(stream)
 
-    async def _serve_inside(self, stream: ByteStream, guest: HandshakingSimulator) -> None:
-        self._inside[guest.host] += 1
+    async def _serve_inside(self, stream: ByteStream, candidate: HandshakingSimulator) -> None:
+        self._inside[candidate.host] += 1
         try:
-            await self._serve(stream, guest)
+            await self._serve(stream, candidate)
         finally:
-            self._inside[guest.host] -= 1
-            if not self._inside[guest.host]:
-                del self._inside[guest.host]
+            self._inside[candidate.host] -= 1
+            if not self._inside[candidate.host]:
+                del self._inside[candidate.host]
 
-    async def _introduce(self, stream: ByteStream, guest: HandshakingSimulator) -> ByteStream | None:
+    async def _introduce(self, stream: ByteStream, candidate: HandshakingSimulator) -> ByteStream | None:
         """The stream to go on with once the guest has said who it is; None where it may not come in."""
-        knock = self._enter(guest)
+        pending_connection = self._enter(candidate)
         fault: Fault | None = None
         kind = "evicted"
         try:
-            with knock.scope:
+            with pending_connection.scope:
                 try:
                     with anyio.fail_after(self._guard.limits.handshake_timeout_s):
                         secured = stream = await self._credentials.secure(stream)
-                        knock.secured = True
-                        await self._greet(stream, guest)
+                        pending_connection.secured = True
+                        await self._greet(stream, candidate)
                         return secured
                 except TimeoutError:
                     kind, fault = "timeout", _late(self._guard.limits.handshake_timeout_s)
                 except GONE:
-                    kind = "left" if knock.secured else "handshake"
+                    kind = "left" if pending_connection.secured else "handshake"
                 except (ProtocolError, CodecError, SpecError) as error:
                     fault = fault_of(error)
                     kind = fault.code
-                await self._tell(stream, knock, fault)
+                await self._tell(stream, pending_connection, fault)
         finally:
-            self._leave(knock)
-        self._refuse(kind, guest, fault)
+            self._leave(pending_connection)
+        self._refuse(kind, candidate, fault)
         return None
 
-    async def _greet(self, stream: ByteStream, guest: HandshakingSimulator) -> None:
-        guest.identity = self._credentials.certified(stream)
-        reader = guest.reader
+    async def _greet(self, stream: ByteStream, candidate: HandshakingSimulator) -> None:
+        candidate.identity = self._credentials.certified(stream)
+        reader = candidate.reader
         reader.allow(HELLO)
         while (message := reader.next()) is None:
             reader.feed(await stream.receive(HELLO.total))
-        guest.conversation.received(message)
+        candidate.conversation.received(message)
         if not isinstance(message, Hello):  # Bye or Fault
             raise anyio.EndOfStream
-        self._credentials.check(guest.identity, message.credential)
-        guest.accepted = True
-        self._credentials.check_number(guest.identity, message.number)
-        self._check_room(guest)
-        guest.hello = message
+        self._credentials.check(candidate.identity, message.credential)
+        candidate.accepted = True
+        self._credentials.check_number(candidate.identity, message.number)
+        self._check_room(candidate)
+        candidate.hello = message
         reader.allow(self._guard.limits.messages)
 
-    def _check_room(self, guest: HandshakingSimulator) -> None:
+    def _check_room(self, candidate: HandshakingSimulator) -> None:
         limits = self._guard.limits
         for got, limit, where in (
             (self._inside.total(), limits.connections, "connections"),
-            (self._inside[guest.host], limits.connections_per_host, "connections_per_host"),
+            (self._inside[candidate.host], limits.connections_per_host, "connections_per_host"),
         ):
             if got >= limit:
                 raise RemoteProtocolError(
@@ -195,32 +195,36 @@ class ConnectionAcceptor:
 
     # ------------------------------------------------------------ strangers
 
-    def _enter(self, guest: HandshakingSimulator) -> PendingConnection:
+    def _enter(self, candidate: HandshakingSimulator) -> PendingConnection:
         """A place for a newcomer, in place of the oldest of the host that has most of them where all are taken.
 
         An honest one needs milliseconds: it is through before those behind it push it out.
         """
-        knock = PendingConnection(guest)
-        self._knocking.setdefault(guest.host, OrderedDict())[knock] = None
-        if self.knocking > self._guard.limits.handshakes:
-            crowd = max(self._knocking.values(), key=len)
+        pending_connection = PendingConnection(candidate)
+        self._pending.setdefault(candidate.host, OrderedDict())[pending_connection] = None
+        if self.pending > self._guard.limits.handshakes:
+            crowd = max(self._pending.values(), key=len)
             oldest = next(iter(crowd))
             self._leave(oldest)
             oldest.scope.cancel()
-        return knock
+        return pending_connection
 
-    def _leave(self, knock: PendingConnection) -> None:
-        own = self._knocking.get(knock.guest.host)
+    def _leave(self, pending_connection: PendingConnection) -> None:
+        own = self._pending.get(pending_connection.candidate.host)
         if own is not None:
-            own.pop(knock, None)
+            own.pop(pending_connection, None)
             if not own:
-                del self._knocking[knock.guest.host]
+                del self._pending[pending_connection.candidate.host]
 
-    async def _tell(self, stream: ByteStream, knock: PendingConnection, fault: Fault | None) -> None:
+    async def _tell(self, stream: ByteStream, pending_connection: PendingConnection, fault: Fault | None) -> None:
         """Says what was wrong, where it helps nobody but those who may know."""
-        known = knock.guest.accepted or knock.guest.identity or not self._credentials.asked
-        may_hear = known or (knock.secured and fault is not None and fault.code == "credential")
-        if fault is None or not may_hear or knock.guest.conversation.state == "closed":
+        known = (
+            pending_connection.candidate.accepted
+            or pending_connection.candidate.identity
+            or not self._credentials.asked
+        )
+        may_hear = known or (pending_connection.secured and fault is not None and fault.code == "credential")
+        if fault is None or not may_hear or pending_connection.candidate.conversation.state == "closed":
             return
         with anyio.move_on_after(LAST_WORD_S):
             try:
@@ -228,9 +232,9 @@ class ConnectionAcceptor:
             except GONE:
                 return
 
-    def _refuse(self, kind: str, guest: HandshakingSimulator, fault: Fault | None) -> None:
+    def _refuse(self, kind: str, candidate: HandshakingSimulator, fault: Fault | None) -> None:
         facts = {} if fault is None else {"got": fault.got, "expected": fault.expected}
-        self._guard.refusals.refuse(kind, guest.peer, **facts)
+        self._guard.refusals.refuse(kind, candidate.peer, **facts)
 
     async def _sum_up(self, listener: Listener[Any]) -> None:
         refusals, untaken = self._guard.refusals, 0

@@ -40,13 +40,13 @@ class Outgoing:
         self._direct = _second_handle(stream)
         self.waiting_bytes = 0
 
-    def put(self, data: bytes, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
+    def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """Sends a message, or leaves it to `run`; who reads the stream waits for `room`. Never waits, never fails."""
         taken = self._try(data)
         if taken == len(data):
-            self._sent(received_at, withheld_s)
+            self._sent(received_at, backpressured_s)
             return
-        self._waiting.append((data[taken:], received_at, withheld_s))
+        self._waiting.append((data[taken:], received_at, backpressured_s))
         self.waiting_bytes += len(data) - taken
         self._ready.set()
 
@@ -70,11 +70,11 @@ class Outgoing:
     async def drain(self) -> None:
         """Writes what had to wait; not while `run` does. Raises as `run`."""
         while self._waiting:
-            data, received_at, withheld_s = self._waiting.popleft()
+            data, received_at, backpressured_s = self._waiting.popleft()
             await self._stream.send(data)
             self.waiting_bytes -= len(data)
             self._taken.set()
-            self._sent(received_at, withheld_s)
+            self._sent(received_at, backpressured_s)
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ class SimulatorPeer:
         key: of the connection.
         stream: its socket.
         outgoing: writes to it.
-        guest: how it came in.
+        candidate: how it came in.
         flow: how fast it is read.
         name: what it calls itself.
         heard_at: when it last said something; infinite while it is not read, which is our doing.
@@ -42,7 +42,7 @@ class SimulatorPeer:
     key: int
     stream: ByteStream
     outgoing: Outgoing
-    guest: HandshakingSimulator
+    candidate: HandshakingSimulator
     flow: ReadThrottle
     name: str = "?"
     number: int | None = None
@@ -59,17 +59,17 @@ class SimulatorPeer:
     @property
     def conversation(self) -> Conversation:
         """Who may say what now."""
-        return self.guest.conversation
+        return self.candidate.conversation
 
     @property
     def reader(self) -> FrameReader:
         """What it has sent."""
-        return self.guest.reader
+        return self.candidate.reader
 
-    def say(self, message: Any, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
+    def say(self, message: Any, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """Sends a message, which may answer a frame that came at a time and was withheld for some seconds."""
         self.conversation.sending(message)
-        self.outgoing.put(to_bytes(message), received_at, withheld_s)
+        self.outgoing.put(to_bytes(message), received_at, backpressured_s)
 
     def ready(self) -> bool:
         """Whether it waits for its first Reset."""

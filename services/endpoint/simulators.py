@@ -104,31 +104,31 @@ class Simulators:
 
     Args:
         stepper: that acts for them.
-        house: what their conversations share.
+        context: what their conversations share.
 
     Attributes:
         guard: what they are held to.
         given_up: by number of the simulator, how often it was given up because it was silent.
     """
 
-    def __init__(self, stepper: Stepper, house: ServerContext) -> None:
+    def __init__(self, stepper: Stepper, context: ServerContext) -> None:
         self.stopping = False
         self.given_up: dict[str, int] = {}
-        self.guard = ConnectionLimits(house.settings.limits, house.registry, house.log, house.clock)
+        self.guard = ConnectionLimits(context.settings.limits, context.registry, context.log, context.clock)
         self._stepper = stepper
-        self._house = house
+        self._context = context
         self._peers: dict[int, SimulatorPeer] = {}
         self._keys = 0
         self._deserted = anyio.Event()
 
-    def answer(self, key: int, answer: Act | Reset, received_at: float, withheld_s: float) -> None:
+    def answer(self, key: int, answer: Act | Reset, received_at: float, backpressured_s: float) -> None:
         """Answers a Step, unless its simulator has gone or is parting."""
         peer = self._peers.get(key)
         if peer is not None and peer.line is not None:
             peer.line.answer(answer)
-            self._note_sent(received_at, withheld_s)
+            self._note_sent(received_at, backpressured_s)
         elif peer is not None and peer.conversation.state == "deciding":
-            peer.say(answer, received_at, withheld_s)
+            peer.say(answer, received_at, backpressured_s)
 
     def begin(self) -> None:
         """Sends the first Reset to those that wait for it, once it is known what parameters it has."""
@@ -141,7 +141,7 @@ class Simulators:
 
     def _seed(self, number: int) -> int:
         """Of a simulator."""
-        return (self._house.seed + number) % 2**31
+        return (self._context.seed + number) % 2**31
 
     def hush(self) -> None:
         """Nobody is answered any more; what players say from now on does not count."""
@@ -160,7 +160,7 @@ class Simulators:
             self._deserted = anyio.Event()  # all may have gone before, and come back
             await self._deserted.wait()
 
-    async def serve(self, stream: ByteStream, guest: HandshakingSimulator | None = None) -> None:
+    async def serve(self, stream: ByteStream, candidate: HandshakingSimulator | None = None) -> None:
         """Speaks with one simulator until its end; None for a guest that is not known yet, from this machine."""
         self._keys += 1
         outgoing = Outgoing(stream, self._note_sent)
@@ -168,11 +168,11 @@ class Simulators:
             self._keys,
             stream,
             outgoing,
-            guest or HandshakingSimulator(),
+            candidate or HandshakingSimulator(),
             self.guard.flow(),
-            heard_at=self._house.clock(),
+            heard_at=self._context.clock(),
         )
-        log = self._house.log.bind(connection=peer.key)
+        log = self._context.log.bind(connection=peer.key)
         self._peers[peer.key] = peer
         try:
             async with stream:
@@ -184,7 +184,7 @@ class Simulators:
                     self._note_fault(peer, peer.fault)
                     await _part(peer, peer.fault)
                 elif peer.scope.cancelled_caught:
-                    limit_s = self._house.settings.simulator_timeout_s
+                    limit_s = self._context.settings.simulator_timeout_s
                     self._say("simulator_silent", peer, limit_s=limit_s)
                     if peer.number is not None:
                         self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
@@ -201,13 +201,13 @@ class Simulators:
                 self._deserted.set()
             if not self.stopping and peer.key in self._stepper.connections:
                 self._stepper.disconnect(peer.key)
-                self._house.registry.add("simulators.lost")
-                self._house.arrived()
+                self._context.registry.add("simulators.lost")
+                self._context.arrived()
 
     def _say(self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: Any) -> None:
         """Logs what a simulator did: the first times in an interval, so that none can fill the log."""
         facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
-        self.guard.refusals.say(event, peer.guest.peer, kind, most=_LINES, level=level, **facts)
+        self.guard.refusals.say(event, peer.candidate.peer, kind, most=_LINES, level=level, **facts)
 
     async def _converse(self, peer: SimulatorPeer, log: Any) -> None:
         fault = None
@@ -223,24 +223,24 @@ class Simulators:
             await _part(peer, fault)
 
     def _note_fault(self, peer: SimulatorPeer, fault: Fault) -> None:
-        self._house.registry.add("faults")
-        self._house.registry.add(f"faults.{fault.code}")
+        self._context.registry.add("faults")
+        self._context.registry.add(f"faults.{fault.code}")
         self._say("simulator_fault", peer, fault.code, got=fault.got, expected=fault.expected, remedy=fault.remedy)
 
     async def _read(self, peer: SimulatorPeer, log: Any) -> None:
         reader, flow = peer.reader, peer.flow
-        if peer.guest.hello is not None:
-            self._react(peer, peer.guest.hello, log)
+        if peer.candidate.hello is not None:
+            self._react(peer, peer.candidate.hello, log)
         while True:
             while (message := reader.next()) is not None:
-                peer.heard_at = now = self._house.clock()
+                peer.heard_at = now = self._context.clock()
                 peer.conversation.received(message)
                 if isinstance(message, Step):
                     self._stepper.receive(peer.key, message, now)
                     self._note_statistics(peer, message.statistics)
                     if not message.sequence:
                         self._look(peer, message)
-                    self._house.arrived()
+                    self._context.arrived()
                 elif not self._react(peer, message, log):
                     return
                 if (delay_s := flow.note_message(message)) > 0:
@@ -249,26 +249,26 @@ class Simulators:
             if flow.needs_room(reader):
                 peer.heard_at = math.inf
                 await flow.make_room(reader)
-                peer.heard_at = self._house.clock()
+                peer.heard_at = self._context.clock()
             received = await peer.stream.receive(_RECEIVE)
-            self._house.registry.add("received_bytes", len(received))
+            self._context.registry.add("received_bytes", len(received))
             reader.feed(received)
             if (delay_s := flow.note_bytes(len(received))) > 0:
                 await self._slow_down(peer, delay_s)
 
     def _look(self, peer: SimulatorPeer, first: Step) -> None:
         """Says what of a simulator's first Step may be a mistake, and may be meant."""
-        seats = self._stepper.connections[peer.key].seats
+        behaviors = self._stepper.connections[peer.key].behaviors
         for report in first.reports:
-            if got := beyond_light(report, seats[report.behavior].spec):
+            if got := beyond_light(report, behaviors[report.behavior].spec):
                 self._say("image_beyond_light", peer, got=got, expected="0 (dark) to 1 (bright), or bytes as uint8")
 
     async def _slow_down(self, peer: SimulatorPeer, delay_s: float) -> None:
-        self._house.registry.add("slowed_down_s", delay_s)
+        self._context.registry.add("slowed_down_s", delay_s)
         self._say("simulator_slowed_down", peer, cause="it sends more than pipeline.limits allows")
         peer.heard_at = math.inf
         await anyio.sleep(delay_s)
-        peer.heard_at = self._house.clock()
+        peer.heard_at = self._context.clock()
 
     def _react(self, peer: SimulatorPeer, message: Any, log: Any) -> bool:
         """Answers what is not a Step; returns whether the conversation goes on."""
@@ -309,9 +309,9 @@ class Simulators:
             former.replaced = True
             former.scope.cancel()
         peer.number = number
-        heartbeat_s, timeout_s = self._house.settings.heartbeat_s, self._house.settings.simulator_timeout_s
+        heartbeat_s, timeout_s = self._context.settings.heartbeat_s, self._context.settings.simulator_timeout_s
         # Of a simulator on another machine nothing is listened for here: it speaks with its player itself.
-        if hello.player is not None and hello.player.protocol == "unity" and peer.guest.near:
+        if hello.player is not None and hello.player.protocol == "unity" and peer.candidate.near:
             peer.line = self._connect_line(peer, hello.player)
             port = peer.line.port
             peer.say(
@@ -320,8 +320,8 @@ class Simulators:
         else:
             peer.say(Welcome(version=VERSION, connection=peer.key, heartbeat_s=heartbeat_s, timeout_s=timeout_s))
         self.begin()
-        self._house.registry.add("simulators.connected")
-        self._house.known()
+        self._context.registry.add("simulators.connected")
+        self._context.known()
 
     # ---------------------------------------------------------------- players
 
@@ -331,9 +331,9 @@ class Simulators:
                 player,
                 seed=self._seed(peer.number or 0),
                 hear=partial(self._heard, peer),
-                clock=self._house.clock,
+                clock=self._context.clock,
                 loop=asyncio.get_running_loop(),
-                host=self._house.settings.player_host,
+                host=self._context.settings.player_host,
             )
         except SettingsError as error:
             got, _, rest = str(error).removeprefix("got ").partition("; expected ")
@@ -376,7 +376,7 @@ class Simulators:
         self._stepper.receive(peer.key, step, said.at)
         if not step.sequence:
             self._look(peer, step)
-        self._house.arrived()
+        self._context.arrived()
 
     def _give_up(self, peer: SimulatorPeer, fault: Fault) -> None:
         peer.fault = fault
@@ -385,11 +385,11 @@ class Simulators:
     # ---------------------------------------------------------------- what simulators may say
 
     def _add_behaviors(self, peer: SimulatorPeer, behaviors: Mapping[str, BehaviorSpec]) -> None:
-        check_behaviors(behaviors, len(self._stepper.connection(peer.key).seats), self.guard.limits)
+        check_behaviors(behaviors, len(self._stepper.connection(peer.key).behaviors), self.guard.limits)
         new = self._check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
         self._add_names(new)
-        self._house.known()
+        self._context.known()
 
     def _check_number(self, peer: SimulatorPeer, told: int | None, number: int) -> None:
         """Refuses a second simulator of one number, unless it may be the first one, back from a broken link."""
@@ -401,8 +401,8 @@ class Simulators:
                 remedy="leave the number out, or use $SPARRING_NUMBER",
             )
         for other in self._peers.values():
-            alive = self._house.clock() - other.heard_at < self._house.settings.heartbeat_s
-            if other.number == number and (alive or other.guest.identity != peer.guest.identity):
+            alive = self._context.clock() - other.heard_at < self._context.settings.heartbeat_s
+            if other.number == number and (alive or other.candidate.identity != peer.candidate.identity):
                 raise RemoteProtocolError(
                     "number",
                     got=f"simulator number {number} twice",
@@ -414,12 +414,12 @@ class Simulators:
         self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]
     ) -> Sequence[str]:
         """Refuses behaviors that nobody can train; returns the names that are new."""
-        known, unnamed = self._house.behaviors, self._house.unnamed
+        known, unnamed = self._context.behaviors, self._context.unnamed
         new = sorted({BehaviorId.parse(text).name for text in behaviors} - known.keys())
         for text, spec in behaviors.items():
             name = BehaviorId.parse(text).name
             if name in known:
-                settings, wanted = known[name], self._house.scripts.get(name, frozenset())
+                settings, wanted = known[name], self._context.scripts.get(name, frozenset())
                 if unnamed is not None and name in unnamed.added:
                     wanted = unnamed.scripts
             elif unnamed is not None:
@@ -449,9 +449,9 @@ class Simulators:
 
     def _add_names(self, names: Sequence[str]) -> None:
         """Behaviors that the configuration does not name are here to stay."""
-        unnamed = self._house.unnamed
+        unnamed = self._context.unnamed
         if unnamed is not None:
-            self._house.behaviors.update(dict.fromkeys(names, unnamed.settings))
+            self._context.behaviors.update(dict.fromkeys(names, unnamed.settings))
             unnamed.added.update(names)
 
     def _compare(self, peer: SimulatorPeer, counts: Mapping[str, int], log: Any) -> None:
@@ -466,27 +466,27 @@ class Simulators:
             if own != ours and not self.stopping and (frame is None or frame.reported):
                 log.warning("step_counts_differ", simulator=peer.name, behavior=name, simulator_says=own, counted=ours)
 
-    def _note_sent(self, received_at: float, withheld_s: float) -> None:
+    def _note_sent(self, received_at: float, backpressured_s: float) -> None:
         if received_at:
-            registry = self._house.registry
-            registry.observe("action_latency_s", max(0.0, self._house.clock() - received_at - withheld_s))
-            registry.observe("withheld_s", withheld_s)
+            registry = self._context.registry
+            registry.observe("action_latency_s", max(0.0, self._context.clock() - received_at - backpressured_s))
+            registry.observe("backpressured_s", backpressured_s)
 
     async def watch_silence(self) -> None:
         """Gives simulators up that have been silent for too long."""
         while True:
-            await anyio.sleep(self._house.settings.heartbeat_s / 2)
-            now = self._house.clock()
+            await anyio.sleep(self._context.settings.heartbeat_s / 2)
+            now = self._context.clock()
             for peer in list(self._peers.values()):
-                if now - peer.heard_at > self._house.settings.simulator_timeout_s:
+                if now - peer.heard_at > self._context.settings.simulator_timeout_s:
                     peer.scope.cancel()
                 elif peer.line is not None and (fault := peer.line.overdue(now)) is not None:
                     self._heard(peer, fault)
 
     def _note_statistics(self, peer: SimulatorPeer, statistics: tuple[Statistic, ...]) -> None:
-        registry = self._house.registry
+        registry = self._context.registry
         for statistic in statistics:
-            if not self.guard.takes_statistic(statistic.name, peer.guest.peer):
+            if not self.guard.takes_statistic(statistic.name, peer.candidate.peer):
                 continue
             name = SIMULATOR + statistic.name
             if statistic.aggregation == "sum":

@@ -17,7 +17,7 @@ def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
     Args:
         folder: of keys.
         role: of the service.
-        names: of all queues and boards ("board:NAME") of the run.
+        names: of all queues and boards ("topic:NAME") of the run.
 
     Raises:
         SettingsError: a key or the list is missing, or others can read or change it.
@@ -39,7 +39,7 @@ def protection(run: Run, names: Iterable[str], service: str, host: str | None = 
 
     Args:
         run: that it belongs to.
-        names: of all queues and boards ("board:NAME") of the run.
+        names: of all queues and boards ("topic:NAME") of the run.
         service: as "learning-Ball", or "supervisor".
         host: that it runs on; None: where the run's settings put it.
 

@@ -18,11 +18,12 @@ import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.errors import Closed, ServiceError
-from sparring.pipeline.messages.service import Metrics, RunState
+from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.messages.state import RunState
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
 from sparring.pipeline.monitoring.writing import Writing
-from sparring.pipeline.queues.interface import Board, Capacity, ReceivingQueue, SendingQueue, Subscription, Transport
+from sparring.pipeline.queues.interface import Capacity, ReceivingQueue, SendingQueue, Subscription, Topic, Transport
 from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.specs import BehaviorSpec
@@ -213,17 +214,17 @@ class Context:
         )
 
 
-async def publish_metrics(context: Context, board: Board, refresh: Callable[[], None]) -> None:
+async def publish_metrics(context: Context, topic: Topic, refresh: Callable[[], None]) -> None:
     """Publishes the service's numbers every second, until cancelled.
 
     Args:
         context: of the service.
-        board: of the service.
+        topic: of the service.
         refresh: brings gauges up to date.
     """
     while True:
         refresh()
-        board.publish("metrics", context.numbers())
+        topic.publish("metrics", context.numbers())
         await anyio.sleep(METRICS_INTERVAL_S)
 
 

@@ -19,34 +19,29 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.assembly.members import BehaviorMembers
 from sparring.pipeline.errors import Closed
-from sparring.pipeline.messages.service import (
-    AssembledSteps,
-    AssemblyState,
-    BehaviorSteps,
-    FlushRequests,
-    Segments,
-    StepBatch,
-)
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.starts import start_name
+from sparring.pipeline.messages.state import AssembledSteps, AssemblyState, FlushRequests
+from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import Board, SendingQueue
+from sparring.pipeline.queues.interface import SendingQueue, Topic
 from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
 
 
 class Assembly:
     """Assemblers of all behaviors and sources, and the ends they send through."""
 
-    def __init__(self, context: Context, board: Board, senders: Mapping[str, SendingQueue]) -> None:
+    def __init__(self, context: Context, topic: Topic, senders: Mapping[str, SendingQueue]) -> None:
         self._context = context
-        self._board = board
+        self._topic = topic
         self._senders = senders
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
         self._warned: set[str] = set()
         self._introduced: set[str] = set()  # sources that have told us of all their agents
         self._sources: dict[str, str] = {}
-        self._cuts = FlushRequests(behaviors={})
-        self._cut: dict[tuple[str, str], int] = {}
+        self._flushes = FlushRequests(behaviors={})
+        self._flushed: dict[tuple[str, str], int] = {}
         self._outbox: deque[Segments] = deque()  # finished, and not put on a queue
         self._turn = anyio.Lock(fast_acquire=True)  # they leave in the order of their numbers
 
@@ -71,7 +66,7 @@ class Assembly:
         for part in parts:
             if not self._in_groups(part.behavior):
                 self._take_part(batch.source, part)
-            self._cut_if_due(part.behavior, batch.source)
+            self._flush_if_due(part.behavior, batch.source)
 
     def _known(self, batch: StepBatch) -> list[BehaviorSteps]:
         """The parts of behaviors that there are learners for.
@@ -101,7 +96,7 @@ class Assembly:
                 assembler = self._assembler(part.behavior, batch.source)
                 assembler.skip(part)
                 self._outbox.append(assembler.greeting())
-            self._cut_if_due(part.behavior, batch.source)
+            self._flush_if_due(part.behavior, batch.source)
 
     def _groups_of(self, source: str) -> GroupAssembler:
         if source not in self._groups:
@@ -109,15 +104,15 @@ class Assembly:
         return self._groups[source]
 
     def _take_part(self, source: str, part: BehaviorSteps) -> None:
-        self._warn_of_mates(source, part)
+        self._warn_of_missing_teammates(source, part)
         new = (part.behavior, source) not in self._assemblers
         assembler = self._assembler(part.behavior, source)
         assembler.apply(part)
         if new:  # spoken of at once, even without steps: coordination then closes what went before
             self._outbox.append(assembler.greeting())
-        self._outbox.extend(assembler.flush())
+        self._outbox.extend(assembler.ready_messages())
 
-    def _warn_of_mates(self, source: str, part: BehaviorSteps) -> None:
+    def _warn_of_missing_teammates(self, source: str, part: BehaviorSteps) -> None:
         """Says once that members of a group are missing where its reward is shared out."""
         groups = self._groups.get(source)
         if groups is None or part.joined is None or part.behavior in self._warned:
@@ -125,7 +120,7 @@ class Assembly:
         if groups.has(part.joined.groups):
             self._warned.add(part.behavior)
             self._context.log.warning(
-                "mates_left_out",
+                "teammates_left_out",
                 behavior=part.behavior,
                 cause="its trainer_type is ppo, so the critics of those that share groups with it do not see it",
                 notice=True,
@@ -136,17 +131,17 @@ class Assembly:
         new = [part.behavior for part in parts if part.behavior not in groups.members]
         groups.apply(parts)
         self._outbox.extend(groups.greeting(behavior) for behavior in new)
-        self._outbox.extend(groups.flush())
+        self._outbox.extend(groups.ready_messages())
 
-    async def cut(self, latest: Mapping[str, Any]) -> None:
+    async def flush(self, latest: Mapping[str, Any]) -> None:
         """Coordination asked for cuts."""
-        cuts = latest.get("cuts")
-        if cuts is None:
+        flushes = latest.get("cuts")
+        if flushes is None:
             return
-        self._cuts = cuts
+        self._flushes = flushes
         async with self._turn:
             for behavior, source in self._held():
-                self._cut_if_due(behavior, source)
+                self._flush_if_due(behavior, source)
             await self._hand_on()
 
     async def settle(self) -> None:
@@ -170,7 +165,7 @@ class Assembly:
                 received=message.received, open=0, closed=0, orphaned=0
             )
             sources[message.source] = replace(known, closed=known.closed + len(message.log_probs))
-        self._board.publish("state", AssemblyState(origin=self._context.start, held=held))
+        self._topic.publish("state", AssemblyState(origin=self._context.start, held=held))
         self._note_open()
 
     # ---------------------------------------------------------------- inside
@@ -193,7 +188,7 @@ class Assembly:
         largest = self._context.run.capacities[f"segments:{behavior}"].largest
         return Sizes(
             horizon=settings.time_horizon,
-            flush=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
+            message_steps=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
             largest=largest,
             sequence=settings.network_settings.sequence_length,
         )
@@ -224,17 +219,17 @@ class Assembly:
             groups.close_all()
             self._outbox.extend(groups.rest())
 
-    def _cut_if_due(self, behavior: str, source: str) -> None:
-        cut = self._cuts.behaviors.get(behavior)
-        if cut is None or source not in cut.marks or self._cut.get((behavior, source), 0) >= cut.serial:
+    def _flush_if_due(self, behavior: str, source: str) -> None:
+        flush = self._flushes.behaviors.get(behavior)
+        if flush is None or source not in flush.marks or self._flushed.get((behavior, source), 0) >= flush.serial:
             return
-        if self._held()[behavior, source].received < cut.marks[source]:
+        if self._held()[behavior, source].received < flush.marks[source]:
             return
-        self._cut[behavior, source] = cut.serial
+        self._flushed[behavior, source] = flush.serial
         if self._in_groups(behavior):
-            self._outbox.extend(self._groups[source].cut(behavior, cut.serial))
+            self._outbox.extend(self._groups[source].flush(behavior, flush.serial))
         else:
-            self._outbox.extend(self._assemblers[behavior, source].cut(cut.serial))
+            self._outbox.extend(self._assemblers[behavior, source].flush(flush.serial))
 
     async def _hand_on(self) -> None:
         """Sends what is finished; what could not be sent stays."""
@@ -286,11 +281,11 @@ async def run(context: Context) -> None:
     refuse_restart(context)
     transport = context.transport
     names = context.run.settings.behaviors
-    board = await transport.board(context.service)
+    topic = await transport.topic(context.service)
     senders = {name: await transport.sender(f"segments:{name}", name) for name in names}
     receiver = await transport.receiver("steps", context.run.capacities["steps"])
     coordination = await transport.subscribe("coordination")
-    assembly = Assembly(context, board, senders)
+    assembly = Assembly(context, topic, senders)
 
     def refresh() -> None:
         assembly.refresh()
@@ -311,11 +306,11 @@ async def run(context: Context) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consume)
-        tasks.start_soon(follow, coordination, assembly.cut)
-        tasks.start_soon(publish_metrics, context, board, refresh)
+        tasks.start_soon(follow, coordination, assembly.flush)
+        tasks.start_soon(publish_metrics, context, topic, refresh)
         await context.stop.wait()  # stepping has ended and drained: nothing new comes
         with anyio.move_on_after(context.run.settings.pipeline.stop_timeout_s / 2):
             await assembly.settle()
         tasks.cancel_scope.cancel()
     refresh()
-    board.publish("metrics", context.numbers())
+    topic.publish("metrics", context.numbers())

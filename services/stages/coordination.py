@@ -54,12 +54,12 @@ async def open_ghosts(context: Context) -> Ghosts | None:
     names, settings, playing = context.run.self_play, context.run.settings, context.run.playing
     if not names:
         return None
-    board = await context.transport.board("ghosts")
+    topic = await context.transport.topic("ghosts")
     directory = context.run.directory
     if playing is not None:
         tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)
         players = [ExternalOpponent(label, 1.0) for label in playing.players]
-        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, players)), board)
+        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, players)), topic)
     behaviors = {name: settings.behaviors[name] for name in names}
     others = opponents_of(directory)
     rules = SelfPlay(
@@ -70,12 +70,12 @@ async def open_ghosts(context: Context) -> Ghosts | None:
         lockstep=settings.overlap == 0,
         elsewhere=others,
     )
-    return Ghosts(rules, directory, elsewhere(directory, others), board)
+    return Ghosts(rules, directory, elsewhere(directory, others), topic)
 
 
 async def run(context: Context) -> None:
     """Coordinates until stopped; then writes the books."""
-    board = await context.transport.board(context.service)
+    topic = await context.transport.topic(context.service)
     playing = context.run.playing
     if playing is not None and playing.players:
         refuse_restart(context)
@@ -83,14 +83,14 @@ async def run(context: Context) -> None:
     settings = context.run.settings
     max_steps = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
     teaching = LessonPlan(curricula(settings.environment_parameters), max_steps, ghosts)
-    coordination = Coordination(context, board, await open_routes(context), ghosts, teaching)
+    coordination = Coordination(context, topic, await open_routes(context), ghosts, teaching)
     if playing is not None:  # in the lessons that the run has come to whose checkpoints play
         teaching.restore((read_state(context.run.directory.parent / STATE_FILE) or {}).get("lessons"))
     coordination.restore()
     if context.run.resumed and context.first:
         coordination.close_former_run()
-    coordination.publish_cuts()
-    teaching.publish(board, coordination.save)
+    coordination.publish_flushes()
+    teaching.publish(topic, coordination.save)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     learners = {name: await context.transport.subscribe(f"learning-{name}") for name in context.run.learners}
     async with anyio.create_task_group() as tasks:
@@ -105,14 +105,14 @@ async def run(context: Context) -> None:
         for route in coordination.routes.values():
             tasks.start_soon(coordination.route, route)
         tasks.start_soon(coordination.settle)
-        tasks.start_soon(publish_metrics, context, board, coordination.refresh)
+        tasks.start_soon(publish_metrics, context, topic, coordination.refresh)
         await context.stop.wait()
         await coordination.hear_all()
         tasks.cancel_scope.cancel()
     try:
         await coordination.end()
     finally:
-        board.publish("metrics", context.numbers())
+        topic.publish("metrics", context.numbers())
 
 
 async def _give_up(coordination: Coordination, limit_s: float) -> None:

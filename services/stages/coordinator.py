@@ -16,21 +16,21 @@ from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.errors import Closed
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.service import (
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.starts import comes_before, start_name
+from sparring.pipeline.messages.state import (
     BehaviorSpecs,
     FlushRequest,
     FlushRequests,
     LearnerState,
     PolicyWeights,
     RunState,
-    Segments,
     StepAllowance,
     StepAllowances,
     SteppingState,
 )
-from sparring.pipeline.messages.starts import comes_before, start_name
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
-from sparring.pipeline.queues.interface import Board
+from sparring.pipeline.queues.interface import Topic
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.services.process.runtime import Context
 
@@ -43,7 +43,7 @@ class Coordination:
 
     Args:
         context: of the service.
-        board: of the service.
+        topic: of the service.
         routes: by behavior name.
         ghosts: self-play, if there is any.
         teaching: lessons of environment parameters, if there are any.
@@ -52,13 +52,13 @@ class Coordination:
     def __init__(
         self,
         context: Context,
-        board: Board,
+        topic: Topic,
         routes: dict[str, Route],
         ghosts: Ghosts | None = None,
         teaching: LessonPlan | None = None,
     ) -> None:
         self._context = context
-        self._board = board
+        self._topic = topic
         self.routes = routes
         self._ghosts = ghosts
         self.teaching = LessonPlan({}, {}, None) if teaching is None else teaching
@@ -148,7 +148,7 @@ class Coordination:
         state = latest.get("state")
         if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
             return  # what its earlier starts have taken is known for certain once its queue was heard of
-        route.ledger.told(state)
+        route.ledger.on_learner_state(state)
         unrecorded = route.ledger.unrecorded
         route.ledger.learner(state, route.ledger.taken_earlier)
         self._log_incidents(route)
@@ -173,30 +173,32 @@ class Coordination:
 
     def _publish(self) -> None:
         self._assign()
-        self.teaching.publish(self._board, self.save)
-        permits: dict[str, dict[str, StepAllowance]] = {source: {} for source in self._sources.values()}
+        self.teaching.publish(self._topic, self.save)
+        allowances: dict[str, dict[str, StepAllowance]] = {source: {} for source in self._sources.values()}
         for name, route in self.routes.items():
-            if route.ledger.next_cut():
+            if route.ledger.next_flush():
                 self._context.registry.add(f"cuts/{name}")
             if self._ghosts is not None and not self._ghosts.knows(name, route.ledger.version):
                 continue  # who plays with these weights is not decided yet
-            for source, permit in route.ledger.permits().items():
-                if source in permits:
-                    permits[source][name] = replace(permit, assignment=self._assigned, lessons=self.teaching.told)
-        for source, granted in permits.items():
+            for source, allowance in route.ledger.allowances().items():
+                if source in allowances:
+                    allowances[source][name] = replace(allowance, assignment=self._assigned, lessons=self.teaching.told)
+        for source, granted in allowances.items():
             said = tuple(
                 (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
             )
             if self._said.get(source) != said:
                 self._said[source] = said
-                self._board.publish(f"permits:{start_name(source)}", StepAllowances(source=source, behaviors=granted))
-        if self._said.get("cuts", {}) != self._cuts:
+                self._topic.publish(
+                    f"allowances:{start_name(source)}", StepAllowances(source=source, behaviors=granted)
+                )
+        if self._said.get("cuts", {}) != self._flushes:
             self.save()  # a later start must not give the serial to another cut
-            self.publish_cuts()
+            self.publish_flushes()
         general = (len(self._specs), self.finished)
         if self._said.get("run") != general:
             self._said["run"] = general
-            self._board.publish("run", self.state())
+            self._topic.publish("run", self.state())
 
     def _assign(self) -> None:
         """Publishes a new assignment, once it is on disk and the weights that it names are published."""
@@ -205,7 +207,7 @@ class Coordination:
             return
         self.save()
         self._ghosts.publish()
-        self._board.publish("assignment", assignment)
+        self._topic.publish("assignment", assignment)
         self._assigned = assignment.serial
         self._context.log.info("assigned", serial=assignment.serial, **self._ghosts.described())
 
@@ -225,14 +227,14 @@ class Coordination:
             self._late = True
             self.publish()
 
-    def publish_cuts(self) -> None:
+    def publish_flushes(self) -> None:
         """Publishes the latest cut of each behavior."""
-        self._said["cuts"] = latest = self._cuts
-        self._board.publish("cuts", FlushRequests(behaviors=latest))
+        self._said["cuts"] = latest = self._flushes
+        self._topic.publish("cuts", FlushRequests(behaviors=latest))
 
     @property
-    def _cuts(self) -> dict[str, FlushRequest]:
-        return {name: route.ledger.cut for name, route in self.routes.items() if route.ledger.cut.serial}
+    def _flushes(self) -> dict[str, FlushRequest]:
+        return {name: route.ledger.flush for name, route in self.routes.items() if route.ledger.flush.serial}
 
     def state(self) -> RunState:
         """The run as it stands."""
@@ -241,7 +243,7 @@ class Coordination:
             start=self._context.start,
             finished=self.finished,
             specs=dict(self._specs),
-            books={name: route.ledger.books() for name, route in routes.items()},
+            step_counts={name: route.ledger.step_counts() for name, route in routes.items()},
             routed={name: route.steps for name, route in routes.items()},
             versions={name: route.ledger.version for name, route in routes.items()},
             reward_mean_last100={
@@ -253,7 +255,7 @@ class Coordination:
         )
 
     def _heard(self) -> dict[str, str]:
-        known = {name: route.ledger.heard for name, route in self.routes.items()}
+        known = {name: route.ledger.known_incarnations for name, route in self.routes.items()}
         assembly = [one for one, _ in known.values() if one]
         first = next((one for one in assembly if not any(comes_before(other, one) for other in assembly)), "")
         learners = {f"learning-{name}": learner for name, (_, learner) in known.items()}
@@ -261,7 +263,7 @@ class Coordination:
 
     def refresh(self) -> None:
         """Brings gauges and the state of the run up to date."""
-        self._board.publish("run", self.state())
+        self._topic.publish("run", self.state())
         registry = self._context.registry
         for name, route in self.routes.items():
             for gauge, value in (*route.gauges(), *self.teaching.gauges(name)):
@@ -279,9 +281,9 @@ class Coordination:
         """Says whose turn it is where stepping waits for a permit, or a learner for a spec."""
         progress, stepping = self._context.progress, self._context.run.stepping
         if ledger.in_flight >= ledger.budget:
-            progress.waits(f"permits/{name}", f"weights/{name}", f"learning-{name}")
+            progress.waits(f"allowances/{name}", f"weights/{name}", f"learning-{name}")
         else:
-            progress.works(f"permits/{name}")
+            progress.works(f"allowances/{name}")
         if name in self._specs:
             progress.works(f"specs/{name}")
         else:
@@ -322,7 +324,7 @@ class Coordination:
         """
         for route in self.routes.values():
             route.empty()
-            route.ledger.miss(route.latest, over=True)
+            route.ledger.mark_lost(route.latest, over=True)
             self._log_incidents(route)
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
@@ -370,7 +372,7 @@ class Coordination:
             ledger = route.ledger
             for source in ledger.sources:
                 ledger.source_closed(source)
-            ledger.took_all()
+            ledger.on_all_delivered()
             self._log_incidents(route)
 
     # ---------------------------------------------------------------- inside

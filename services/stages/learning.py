@@ -25,11 +25,12 @@ from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.signals.gail import biased
 from sparring.pipeline.learning.taken import Deduplicator
 from sparring.pipeline.messages.matches import MatchupAssignment
-from sparring.pipeline.messages.service import LearnerState, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
-from sparring.pipeline.queues.interface import Board, ReceivingQueue, Subscription
+from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
 
 LEAST_SAMPLE_SIZE: Final = 0.1
@@ -43,15 +44,15 @@ class Learning:
         self,
         context: Context,
         learner: Learner,
-        board: Board,
-        policies: Board,
+        topic: Topic,
+        policies: Topic,
         receiver: ReceivingQueue,
         coordination: Subscription,
     ) -> None:
         settings = context.run.settings
         self._context = context
         self._learner = learner
-        self._board = board
+        self._topic = topic
         self._policies = policies
         self._receiver = receiver
         self._coordination = coordination
@@ -160,7 +161,7 @@ class Learning:
     def publish(self) -> None:
         """Publishes the state."""
         learner = self._learner
-        self._board.publish(
+        self._topic.publish(
             "state",
             LearnerState(
                 behavior=learner.behavior,
@@ -220,7 +221,7 @@ class Learning:
         for name in self._learner.strangers(segments):
             spec, _ = await spec_of(self._context, self._coordination, name)
             self._learner.meet({name: spec})
-            self._context.log.info("mates_met", mates=name)
+            self._context.log.info("teammates_registered", teammates=name)
 
     def _take(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new cut."""
@@ -232,8 +233,8 @@ class Learning:
 
     def _closes(self, segments: Segments) -> bool:
         """Whether they complete a new cut."""
-        closing = segments.cut > self._cut
-        self._cut = max(self._cut, segments.cut)
+        closing = segments.flush > self._cut
+        self._cut = max(self._cut, segments.flush)
         return closing
 
     async def _update(self) -> None:
@@ -330,7 +331,7 @@ class Learning:
         assignment = self._coordination.latest.get("assignment")
         before = self._team
         if isinstance(assignment, MatchupAssignment):
-            self._team = assignment.draws[0].team
+            self._team = assignment.matchups[0].team
         return before is not None and before != self._team
 
     def _make_checkpoint(self) -> Checkpoint:
@@ -376,8 +377,8 @@ async def run(context: Context) -> None:
     """
     name = context.service.partition("-")[2]
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
-    board = await context.transport.board(context.service)
-    policies = await context.transport.board(f"policy-{name}")  # apart: its readers are few and its records large
+    topic = await context.transport.topic(context.service)
+    policies = await context.transport.topic(f"policy-{name}")  # apart: its readers are few and its records large
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
@@ -388,13 +389,13 @@ async def run(context: Context) -> None:
             learning.refresh()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(publish_metrics, context, board, refresh)
+        tasks.start_soon(publish_metrics, context, topic, refresh)
         tasks.start_soon(cancel_at_stop, context, tasks)
         spec, versions = await spec_of(context, coordination, name)
         behavior = context.run.settings.behaviors[name]
         learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed, device=device))
         context.log.info("networks", **learner.sizes)
-        learning = Learning(context, learner, board, policies, receiver, coordination)
+        learning = Learning(context, learner, topic, policies, receiver, coordination)
         await learning.begin(versions)
         await learning.loop()
         context.progress.waits(ALL, "the end")
@@ -403,4 +404,4 @@ async def run(context: Context) -> None:
         with anyio.CancelScope(shield=True):
             await learning.finish()
             refresh()
-    board.publish("metrics", context.numbers())
+    topic.publish("metrics", context.numbers())

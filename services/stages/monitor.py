@@ -9,7 +9,7 @@
 
 Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s), of both
 the oldest go; `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
-`BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
+`BEHAVIOR/events.out.tfevents.*` (for TensorTopic), and at the end `curves.png`.
 
 Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
 `monitor.json` every second, and goes on from there.
@@ -27,7 +27,7 @@ from typing import Any, Protocol, TextIO
 import anyio
 
 from sparring.pipeline.errors import Closed
-from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
@@ -37,11 +37,11 @@ from sparring.pipeline.monitoring.pace import Pace
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import BehaviorSummary, figures
 from sparring.pipeline.monitoring.writing import Writing
-from sparring.pipeline.queues.interface import Board, Subscription, Transport
+from sparring.pipeline.queues.interface import Subscription, Topic, Transport
 from sparring.services.process.runtime import Context
 
 KEY = "metrics"
-"""Board key under which every service publishes its numbers."""
+"""Topic key under which every service publishes its numbers."""
 
 SILENT_S = 10.0
 """A service that has not answered for so long is called silent."""
@@ -119,7 +119,7 @@ async def run(context: Context) -> None:
         stop=context.stop,
         stream=sys.stdout,
         registry=context.registry,
-        board=await context.transport.board(context.service),
+        topic=await context.transport.topic(context.service),
     )
 
 
@@ -132,7 +132,7 @@ async def monitor(
     stop: StopSignal,
     stream: TextIO,
     registry: Registry,
-    board: Board | None = None,
+    topic: Topic | None = None,
 ) -> None:
     """Watches a run until `stop`, then closes its books and draws its curves.
 
@@ -144,7 +144,7 @@ async def monitor(
         stop: set after all services have published their last numbers.
         stream: for console lines; progress bars where it is a terminal.
         registry: of the monitor's own numbers.
-        board: where these are published, if anywhere.
+        topic: where these are published, if anywhere.
 
     Raises:
         OSError: at the end, or at the start, a file of the run cannot be written; in between that is counted.
@@ -162,7 +162,7 @@ async def monitor(
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
                 tasks.start_soon(_follow, subscription, watch)
-            tasks.start_soon(_tick, watch, registry, writing, board, run.tick_s, wall_clock)
+            tasks.start_soon(_tick, watch, registry, writing, topic, run.tick_s, wall_clock)
             await stop.wait()
             tasks.cancel_scope.cancel()
         watch.finish()
@@ -191,7 +191,7 @@ async def _tick(
     watch: MonitorState,
     own: Registry,
     writing: Writing,
-    board: Board | None,
+    topic: Topic | None,
     period_s: float,
     wall_clock: Callable[[], float],
 ) -> None:
@@ -202,8 +202,8 @@ async def _tick(
         except OSError as error:  # what it would have said is in the next ones, or is one line less
             writing.failed(error, "metrics")
         own.gauge("stalled", len(watch.stalled))
-        if board is not None:
-            board.publish(KEY, own.snapshot(wall_clock()))
+        if topic is not None:
+            topic.publish(KEY, own.snapshot(wall_clock()))
         await anyio.sleep(period_s)
 
 

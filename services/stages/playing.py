@@ -23,9 +23,10 @@ from sparring.pipeline.evaluation.recording import Recorder
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.taken import Deduplicator
-from sparring.pipeline.messages.service import LearnerState, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import Board, ReceivingQueue, Subscription
+from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
 from sparring.pipeline.settings import Settings, started_by_hand
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.services.process.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
@@ -38,7 +39,7 @@ class CheckpointPlayer:
         context: of the service.
         playing: what is asked for.
         learner: holds the checkpoint's weights; never updated.
-        board: of the service.
+        topic: of the service.
         recorder: keeps episodes, if they are to be kept.
 
     Attributes:
@@ -46,11 +47,11 @@ class CheckpointPlayer:
     """
 
     def __init__(
-        self, context: Context, playing: Playing, learner: Learner, board: Board, recorder: Recorder | None
+        self, context: Context, playing: Playing, learner: Learner, topic: Topic, recorder: Recorder | None
     ) -> None:
         self._context = context
         self.learner = learner
-        self._board = board
+        self._topic = topic
         self._wanted = playing.episodes
         self._recorder = recorder
         self._episodes = FirstEpisodes(playing.episodes)
@@ -98,7 +99,7 @@ class CheckpointPlayer:
 
     def publish(self) -> None:
         """Publishes the state: all steps that came are done with."""
-        self._board.publish(
+        self._topic.publish(
             "state",
             LearnerState(
                 behavior=self.learner.behavior,
@@ -142,8 +143,8 @@ async def run(context: Context) -> None:
     """
     refuse_restart(context)
     name = context.service.partition("-")[2]
-    board = await context.transport.board(context.service)
-    policies = await context.transport.board(f"policy-{name}")
+    topic = await context.transport.topic(context.service)
+    policies = await context.transport.topic(f"policy-{name}")
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     player: CheckpointPlayer | None = None
@@ -154,10 +155,10 @@ async def run(context: Context) -> None:
         context.note_receiver(f"updates:{name}", receiver)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(publish_metrics, context, board, refresh)
+        tasks.start_soon(publish_metrics, context, topic, refresh)
         tasks.start_soon(cancel_at_stop, context, tasks)
         spec = await _spec_in_time(context, coordination, name)
-        player = await _player(context, name, spec, board)
+        player = await _player(context, name, spec, topic)
         policies.publish("weights", player.learner.weights())
         player.publish()
         limit = context.run.playing.timeout_s if context.run.playing and context.run.playing.episodes else math.inf
@@ -171,7 +172,7 @@ async def run(context: Context) -> None:
             await context.compute(player.finish)
             refresh()
             player.publish()
-    board.publish("metrics", context.numbers())
+    topic.publish("metrics", context.numbers())
 
 
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
@@ -195,7 +196,7 @@ def patience(settings: Settings, playing: Playing | None) -> tuple[float, str]:
     return playing.timeout_s, "start one that has it, or raise --timeout"
 
 
-async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board) -> CheckpointPlayer:
+async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Topic) -> CheckpointPlayer:
     """The checkpoint, ready to play."""
     playing = context.run.playing
     assert playing is not None
@@ -210,7 +211,7 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, board: Board)
     context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
     folder, limit = context.run.directory / name, settings.network_settings.action_limit
     recorder = Recorder(folder, name, spec, playing.episodes, limit) if playing.record else None
-    return CheckpointPlayer(context, playing, learner, board, recorder)
+    return CheckpointPlayer(context, playing, learner, topic, recorder)
 
 
 async def _play(context: Context, player: CheckpointPlayer, receiver: ReceivingQueue) -> None:

@@ -19,19 +19,18 @@ from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
 from sparring.pipeline.messages.matches import MatchupAssignment
-from sparring.pipeline.messages.service import (
+from sparring.pipeline.messages.state import (
     BehaviorSpecs,
-    BehaviorSteps,
     LessonsState,
     PolicyWeights,
     RunState,
     StepAllowances,
-    StepBatch,
     SteppingState,
 )
+from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
-from sparring.pipeline.queues.interface import Board, SendingQueue
+from sparring.pipeline.queues.interface import SendingQueue, Topic
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.parameters import RunParameters
@@ -52,10 +51,10 @@ PARTING_S: Final = 2.0
 class Stepping:
     """A stepper between its simulators, its boards and its queue."""
 
-    def __init__(self, context: Context, board: Board, sender: SendingQueue) -> None:
+    def __init__(self, context: Context, topic: Topic, sender: SendingQueue) -> None:
         settings = context.run.settings
         self._context = context
-        self._board = board
+        self._topic = topic
         self._sender = sender
         self._lockstep = settings.overlap == 0
         self._behaviors = dict(settings.behaviors)  # and those that simulators add
@@ -103,19 +102,19 @@ class Stepping:
 
     # ---------------------------------------------------------------- state from elsewhere
 
-    def permits(self, latest: Mapping[str, Any]) -> None:
+    def allowances(self, latest: Mapping[str, Any]) -> None:
         """Coordination has granted permits, or changed who plays or what is taught, or for whom there are learners."""
         run = latest.get("run")
-        if isinstance(run, RunState) and run.books.keys() - self._followed:
+        if isinstance(run, RunState) and run.step_counts.keys() - self._followed:
             self._prepared.set()
         lessons = latest.get("lessons")
         if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
             self.simulators.begin()
             self.wake_up()
-        permits = latest.get(f"permits:{self._context.service}")
-        if isinstance(permits, StepAllowances) and permits.source == self._context.start:
-            for name, permit in permits.behaviors.items():
-                self.stepper.permit(name, permit)
+        allowances = latest.get(f"allowances:{self._context.service}")
+        if isinstance(allowances, StepAllowances) and allowances.source == self._context.start:
+            for name, allowance in allowances.behaviors.items():
+                self.stepper.grant(name, allowance)
             self.wake_up()
         assignment = latest.get("assignment")
         if isinstance(assignment, MatchupAssignment) and assignment is not self._assignment:
@@ -133,7 +132,9 @@ class Stepping:
         if assignment is None or assignment.serial <= matches.serial:
             return
         wanted = {
-            (BehaviorId.parse(seat).name, number) for draw in assignment.draws for seat, number in draw.ghosts.items()
+            (BehaviorId.parse(behavior_id).name, number)
+            for matchup in assignment.matchups
+            for behavior_id, number in matchup.ghosts.items()
         }
         for name, number in wanted:
             behavior, weights = self.stepper.behaviors.get(name), self._ghosts.get((name, number))
@@ -207,8 +208,8 @@ class Stepping:
     async def _step(self) -> None:
         async with self._turn:
             wake = self.stepper.wake(self._context.clock(), acting=not self.simulators.stopping)
-            for key, answer, received_at, withheld_s in wake.acts:
-                self.simulators.answer(key, answer, received_at, withheld_s)
+            for key, answer, received_at, backpressured_s in wake.acts:
+                self.simulators.answer(key, answer, received_at, backpressured_s)
             if wake.acts:
                 self._context.registry.add("frames", len(wake.acts))
                 self._context.registry.observe("batch_rows", wake.acted)
@@ -217,7 +218,7 @@ class Stepping:
                 self._gathered_bytes += wake.bytes
                 self._filled.set()
             full = self._gathered >= GATHERED_STEPS or self._gathered_bytes >= GATHERED_BYTES
-            if full or not wake.acts or self.stepper.withheld:
+            if full or not wake.acts or self.stepper.backpressured:
                 await self._hand_on()
             self._tell()
 
@@ -271,9 +272,9 @@ class Stepping:
         if self._specs_told != (len(behaviors), teams):
             self._specs_told = (len(behaviors), teams)
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._board.publish("specs", BehaviorSpecs(behaviors=specs, teams=teams))
+            self._topic.publish("specs", BehaviorSpecs(behaviors=specs, teams=teams))
         self._told = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
-        self._board.publish(
+        self._topic.publish(
             "state",
             SteppingState(
                 source=self._context.start,
@@ -358,7 +359,7 @@ def _prepare(registry: Registry) -> None:
     """Names the histograms."""
     for name, bounds in (
         ("action_latency_s", LATENCY_BOUNDS),
-        ("withheld_s", LATENCY_BOUNDS),
+        ("backpressured_s", LATENCY_BOUNDS),
         ("batch_rows", ROW_BOUNDS),
     ):
         registry.histogram(name, bounds)
@@ -403,9 +404,9 @@ async def run(context: Context) -> None:
     refuse_restart(context)
     transport = context.transport
     settings = context.run.settings
-    board = await transport.board(context.service)
+    topic = await transport.topic(context.service)
     sender = await transport.sender("steps")
-    stepping = Stepping(context, board, sender)
+    stepping = Stepping(context, topic, sender)
     _tell_afresh(context)
     sender.on_receiver(stepping.reader_restarted)
     coordination = await transport.subscribe("coordination")
@@ -419,15 +420,15 @@ async def run(context: Context) -> None:
     async with anyio.create_task_group() as tasks:
         await stepping.follow_learners(context.run, tasks)
         tasks.start_soon(gate.run, listener, tasks)
-        tasks.start_soon(follow, coordination, stepping.permits)
+        tasks.start_soon(follow, coordination, stepping.allowances)
         tasks.start_soon(stepping.follow_added, tasks)
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
         tasks.start_soon(stepping.hand_on_in_time)
-        tasks.start_soon(publish_metrics, context, board, stepping.refresh)
+        tasks.start_soon(publish_metrics, context, topic, stepping.refresh)
         tasks.start_soon(stepping.introduce)
         await context.stop.wait()
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
     stepping.end()
-    board.publish("metrics", context.numbers())
+    topic.publish("metrics", context.numbers())

@@ -83,10 +83,10 @@ async def machines(
     if not names:
         yield Machines(topology, processes, {})
         return
-    board = await transport.board(SUPERVISOR.removeprefix("board:"))
-    board.publish("run", _description(topology))
+    topic = await transport.topic(SUPERVISOR.removeprefix("topic:"))
+    topic.publish("run", _description(topology))
     patience_s = topology.run.settings.pipeline.host_timeout_s
-    others = {name: Machine(name, partial(board.publish, f"orders:{name}"), clock, patience_s) for name in names}
+    others = {name: Machine(name, partial(topic.publish, f"orders:{name}"), clock, patience_s) for name in names}
     async with anyio.create_task_group() as tasks:
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
-from sparring.pipeline.messages.service import AssemblyState, LearnerState, RunState, StepCounts
+from sparring.pipeline.messages.state import AssemblyState, LearnerState, RunState, StepCounts
 from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, Status, from_status, summary
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.supervision.topology import Topology
@@ -19,16 +19,16 @@ class FinalReports:
     """What the services of a run said last.
 
     Args:
-        boards: by service.
+        topics: by service.
     """
 
-    def __init__(self, boards: Mapping[str, Subscription]) -> None:
-        self._boards = boards
+    def __init__(self, topics: Mapping[str, Subscription]) -> None:
+        self._boards = topics
 
     def of(self, service: str, key: str, kind: type[Any]) -> Any:
         """The latest record of a kind that a service has said; None where it has said none."""
-        board = self._boards.get(service)  # a tournament has no learners
-        record = None if board is None else board.latest.get(key)
+        topic = self._boards.get(service)  # a tournament has no learners
+        record = None if topic is None else topic.latest.get(key)
         return record if isinstance(record, kind) else None
 
 
@@ -102,21 +102,21 @@ class SummaryWriter:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._log.warning("figures_missing", error=repr(error))
             return {}
-        return {name: self._with_books(name, figure, died) for name, figure in figures.items()}
+        return {name: self._with_step_counts(name, figure, died) for name, figure in figures.items()}
 
-    def _with_books(self, name: str, figures: BehaviorSummary, died: Mapping[str, bool]) -> BehaviorSummary:
+    def _with_step_counts(self, name: str, figures: BehaviorSummary, died: Mapping[str, bool]) -> BehaviorSummary:
         run = self._words.of("coordination", "run", RunState)
         learner = self._words.of(f"learning-{name}", "state", LearnerState)
-        if run is None or learner is None or name not in run.books:
+        if run is None or learner is None or name not in run.step_counts:
             return figures
-        books = closed(
-            run.books[name], held(name, run, learner, self._words.of("assembly", "state", AssemblyState)), died
+        step_counts = closed(
+            run.step_counts[name], held(name, run, learner, self._words.of("assembly", "state", AssemblyState)), died
         )
-        if (steps := books["lost"] - run.books[name].lost) > 0:
+        if (steps := step_counts["lost"] - run.step_counts[name].lost) > 0:
             self._log.warning("steps_lost", behavior=name, stage=", ".join(died), steps=steps, cause="died at the end")
-        found = dataclasses.replace(figures, steps=learner.trained, updates=learner.updates, books=books)
+        found = dataclasses.replace(figures, steps=learner.trained, updates=learner.updates, step_counts=step_counts)
         if not found.balanced:
-            self._log.error("books_do_not_balance", behavior=name, **found.books, notice=True)
+            self._log.error("books_do_not_balance", behavior=name, **found.step_counts, notice=True)
         return found
 
 
@@ -130,19 +130,19 @@ def held(name: str, run: RunState, learner: LearnerState, assembly: AssemblyStat
     }
 
 
-def closed(books: StepCounts, held: Mapping[str, int], died: Mapping[str, bool]) -> dict[str, int]:
+def closed(step_counts: StepCounts, held: Mapping[str, int], died: Mapping[str, bool]) -> dict[str, int]:
     """The books of a behavior when a run has ended, some of whose services may have died meanwhile.
 
     What is in no place of those that are there was lost with those that died; what was found beyond what the books
     knew had been produced, too.
 
     Args:
-        books: as coordination said last.
+        step_counts: as coordination said last.
         held: steps by service, likewise.
         died: services that died while the run ended, and whether they were not started again since; without any, the
             books show what is in its places, even if they do not balance.
     """
-    terms = dataclasses.asdict(books) | {"open": sum(n for name, n in held.items() if not died.get(name))}
+    terms = dataclasses.asdict(step_counts) | {"open": sum(n for name, n in held.items() if not died.get(name))}
     missing = 2 * terms["produced"] - sum(terms.values())
     if died:
         terms["lost"] += max(0, missing)

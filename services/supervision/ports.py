@@ -16,7 +16,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import HostSettings, main, place
 
-SUPERVISOR: Final = "board:supervisor"
+SUPERVISOR: Final = "topic:supervisor"
 
 
 class Ports:
@@ -95,7 +95,7 @@ def endpoints_of(
 
     Args:
         settings: of the run.
-        names: of the queues, and of the boards as "board:NAME".
+        names: of the queues, and of the boards as "topic:NAME".
         sockets: a folder for Unix sockets, or None for loopback ports.
         ports: to find them with.
         first: number of the first socket.
@@ -115,7 +115,7 @@ def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dic
     hosts = settings.pipeline.hosts
     own = main(hosts)
     found = {}
-    for port, name in enumerate([SUPERVISOR, *names, *(f"board:host-{one}" for one in hosts)], settings.pipeline.port):
+    for port, name in enumerate([SUPERVISOR, *names, *(f"topic:host-{one}" for one in hosts)], settings.pipeline.port):
         where = _listening_host(hosts, name)
         found[name] = _at(hosts[where].address, port)
         if where == own:
@@ -126,9 +126,9 @@ def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dic
 def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
     """The host on which somebody listens at a queue or board."""
     kind, _, rest = name.partition(":")
-    if kind == "board" and rest.startswith("host-"):
+    if kind == "topic" and rest.startswith("host-"):
         return rest.removeprefix("host-")
-    if kind == "board":
+    if kind == "topic":
         service = {"ghosts": "coordination"}.get(rest, rest.replace("policy-", "learning-", 1))
     else:
         service = {"steps": "assembly", "segments": "coordination"}.get(kind, f"learning-{rest}")

@@ -21,14 +21,8 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.service import (
-    AssemblyState,
-    BehaviorSpecs,
-    LearnerState,
-    Metrics,
-    RunState,
-    SteppingState,
-)
+from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.messages.state import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
@@ -208,10 +202,10 @@ class Supervisor:
     # ---------------------------------------------------------------- what ends a run
 
     async def _follow_end(self) -> None:
-        board = self._boards["coordination"]
+        topic = self._boards["coordination"]
         while True:
-            await board.changed()
-            state = board.latest.get("run")
+            await topic.changed()
+            state = topic.latest.get("run")
             if isinstance(state, RunState) and state.finished:
                 self._end("completed", None)
                 return
@@ -251,7 +245,7 @@ class Supervisor:
         """
         known = {plan.name for plan in self._topology.services}
         new = [plan for plan in topology.services if plan.name not in known]
-        boards = {plan.name: await self._transport.subscribe(plan.name, BOARD_PACE_S) for plan in new}
+        topics = {plan.name: await self._transport.subscribe(plan.name, BOARD_PACE_S) for plan in new}
         between = [self._parts[name] for name in ("assembly", "coordination", "monitor")]
         former = [part.starts for part in between]
         if self._over.is_set():
@@ -266,7 +260,7 @@ class Supervisor:
                 while part.starts == starts or not self._is_counted(part):  # noqa: ASYNC110 (boards)
                     await anyio.sleep(_TURN_S)
         if not self._over.is_set():
-            self._boards |= boards
+            self._boards |= topics
             for plan in new:
                 self._parts.keep(tasks, plan.name, partial(self._start_service, plan))
 
@@ -332,10 +326,10 @@ class Supervisor:
             if now - looked > _PAUSE_S:  # paused ourselves: what the others said meanwhile is still to be read
                 awake = now
             looked = now
-            for name, board in self._boards.items():
-                self._check_answers(self._parts[name], board, now, awake)
-                self._check_writes(name, board, now)
-                metrics = board.latest.get("metrics")
+            for name, topic in self._boards.items():
+                self._check_answers(self._parts[name], topic, now, awake)
+                self._check_writes(name, topic, now)
+                metrics = topic.latest.get("metrics")
                 if isinstance(metrics, Metrics) and name in self._run.services:
                     self._stalls.update(metrics, now)
             self._check_simulators(now)
@@ -358,13 +352,13 @@ class Supervisor:
         else:
             self._log.info("put_aside", file=str(path), lost_bytes=lost)
 
-    def _check_answers(self, part: Part, board: Subscription, now: float, awake: float) -> None:
+    def _check_answers(self, part: Part, topic: Subscription, now: float, awake: float) -> None:
         if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
             part.started_at = now  # its machine is not here yet, which has a deadline of its own
             return
-        since = min(board.heard_age, now - part.started_at, now - awake)
+        since = min(topic.heard_age, now - part.started_at, now - awake)
         usual = HANG_S if part.name in self._run.services else LOOKER_S
-        starting = board.heard_age >= now - part.started_at
+        starting = topic.heard_age >= now - part.started_at
         # A machine that is too busy for the start has been no faster for the next one: each is given twice the time.
         limit = START_S * 2**part.slow if starting else usual
         part.slow = part.slow if starting else 0
@@ -387,9 +381,9 @@ class Supervisor:
                     self._log.warning("silent", part=part.name, seconds=limit_s, notice=True)
                     part.hosted.kill()
 
-    def _check_writes(self, name: str, board: Subscription, now: float) -> None:
+    def _check_writes(self, name: str, topic: Subscription, now: float) -> None:
         """Tells of a service that cannot write: on a full disk its own log cannot either."""
-        metrics = board.latest.get("metrics")
+        metrics = topic.latest.get("metrics")
         count = metrics.counters.get(COUNTER, 0) if isinstance(metrics, Metrics) else 0
         told, at = self._unwritten.get(name, (0, -WRITES_S))
         if count > told and now - at >= WRITES_S:

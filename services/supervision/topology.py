@@ -99,7 +99,7 @@ class Topology:
 
     Attributes:
         run: what every service is told.
-        endpoints: of queues ("segments:Ball") and boards ("board:stepping-0").
+        endpoints: of queues ("segments:Ball") and boards ("topic:stepping-0").
         services: in the order of the flow.
         simulators: launched after the services.
         cores: processor cores that a service keeps to; none where it may run on all.
@@ -311,9 +311,9 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 
 
 def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
-    """Names of all queues, and of all boards as "board:NAME"."""
-    boards = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
-    return [*run.capacities, *(f"board:{board}" for board in boards)]
+    """Names of all queues, and of all boards as "topic:NAME"."""
+    topics = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
+    return [*run.capacities, *(f"topic:{topic}" for topic in topics)]
 
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick
 
 Seen = tuple[tuple[float, ...], ...]
@@ -107,7 +108,7 @@ class AssemblerTwin:
                 assert agent.seen is not None
                 self._close(agent, agent.seen).interrupted = True
 
-    def cut(self) -> None:
+    def flush(self) -> None:
         for agent in self.agents.values():
             if agent.steps:
                 assert agent.seen is not None

@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.messages.service import (
-    ActionsChosen,
-    AgentsEnded,
-    AgentsStarted,
-    BehaviorSteps,
-    OutcomesReported,
-)
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 MASK = 3
 
@@ -123,7 +117,7 @@ class World:
         self.grouped = grouped
         self.masked = masked
         self.carried = carried
-        self.lives: dict[int, AgentEpisode] = {}
+        self.agent_episodes: dict[int, AgentEpisode] = {}
         self.produced = 0
         self.rejoin = False
         self._tick = 0
@@ -155,19 +149,23 @@ class World:
 
     def _lose(self) -> Any:
         simulator = self.rng.randrange(3)
-        gone = [life.slot for life in self.lives.values() if life.simulator == simulator]
+        gone = [life.slot for life in self.agent_episodes.values() if life.simulator == simulator]
         for slot in gone:
-            del self.lives[slot]
+            del self.agent_episodes[slot]
         return np.array(gone, np.int32)
 
     def _end(self) -> tuple[AgentsEnded | None, list[AgentEpisode]]:
-        rows = [life for life in self.lives.values() if life.state != "new" and not self._calm and self._chance(0.2)]
+        rows = [
+            life
+            for life in self.agent_episodes.values()
+            if life.state != "new" and not self._calm and self._chance(0.2)
+        ]
         if self.grouped and rows and self._chance(0.3):  # a whole group ends together
-            rows = [life for life in self.lives.values() if life.group == rows[0].group]
+            rows = [life for life in self.agent_episodes.values() if life.group == rows[0].group]
         self.rng.shuffle(rows)
         again = []
         for life in rows:
-            del self.lives[life.slot]
+            del self.agent_episodes[life.slot]
             if self._chance(0.5):
                 again.append(life)
         self.produced += sum(life.state == "acting" for life in rows)
@@ -185,20 +183,20 @@ class World:
         ), again
 
     def _join(self, again: list[AgentEpisode]) -> AgentsStarted | None:
-        known = set(self.lives)
+        known = set(self.agent_episodes)
         for old in again:  # ends and begins again in the same tick, in the same slot
             self._begin(old.slot, old.simulator)
         for _ in range(0 if self._calm else self.rng.choice([0, 0, 0, 1, 2, 9])):
-            free = [slot for slot in range(60) if slot not in self.lives]
+            free = [slot for slot in range(60) if slot not in self.agent_episodes]
             self._begin(free[0] if self._chance(0.8) else self.rng.choice(free), self.rng.randrange(3))
-        told = [life for life in self.lives.values() if life.slot not in known]
+        told = [life for life in self.agent_episodes.values() if life.slot not in known]
         fresh = len(told)
         for slot in sorted(known):
             moved = self.grouped and not self._calm and self._chance(0.05)
             if moved:
-                self.lives[slot].group = self._group()
+                self.agent_episodes[slot].group = self._group()
             if moved or self.rejoin:
-                told.append(self.lives[slot])
+                told.append(self.agent_episodes[slot])
         self.rejoin = False
         if not told:
             return None
@@ -213,12 +211,12 @@ class World:
 
     def _begin(self, slot: int, simulator: int) -> None:
         self._agents += 1
-        self.lives[slot] = AgentEpisode(slot, self._agents, self._group(), self.rng.randrange(2), simulator)
+        self.agent_episodes[slot] = AgentEpisode(slot, self._agents, self._group(), self.rng.randrange(2), simulator)
 
     def _report(self) -> OutcomesReported | None:
         rows = [
             life
-            for life in self.lives.values()
+            for life in self.agent_episodes.values()
             if life.state == "new" or (life.state == "acting" and (self.steady or self._chance(0.8)))
         ]
         if not self.steady:
@@ -238,10 +236,10 @@ class World:
 
     def _act(self, reported: OutcomesReported | None) -> ActionsChosen | None:
         if self._calm or self._chance(0.5):  # the usual tick: everyone who reported acts, in that order
-            rows = [] if reported is None else [self.lives[slot] for slot in reported.slots.tolist()]
+            rows = [] if reported is None else [self.agent_episodes[slot] for slot in reported.slots.tolist()]
         else:
             go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld
-            rows = [life for life in self.lives.values() if life.state == "waiting" and life.simulator in go]
+            rows = [life for life in self.agent_episodes.values() if life.state == "waiting" and life.simulator in go]
             self.rng.shuffle(rows)
         for life in rows:
             life.state = "acting"

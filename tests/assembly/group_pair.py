@@ -9,7 +9,7 @@ from typing import Any
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from tests.assembly.group_records import EpisodesTwin, GroupTwin
 from tests.assembly.group_twin import GroupsTwin
 from tests.assembly.group_views import GroupView, of_twin, read
@@ -42,23 +42,23 @@ class GroupPair:
                 self.twin.apply(wake)
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
         members = self.assembler.members
-        worth = any(one.closed_steps >= self.sizes[name].flush for name, one in members.items())
-        untold = any(one.account.untold for one in members.values())
-        taken = self.take(self.assembler.flush())
-        assert worth or untold or not taken
-        assert not any(one.account.untold for one in members.values())
-        assert not any(message.cut for message in taken)
+        worth = any(one.closed_steps >= self.sizes[name].message_steps for name, one in members.items())
+        unreported = any(one.account.unreported for one in members.values())
+        taken = self.take(self.assembler.ready_messages())
+        assert worth or unreported or not taken
+        assert not any(one.account.unreported for one in members.values())
+        assert not any(message.flush for message in taken)
         if worth:
             self.check_sent()
         self.check_counts()
 
-    def cut(self, name: str, serial: int) -> None:
+    def flush(self, name: str, serial: int) -> None:
         self.twin.heard_of.add(name)
-        self.twin.cut(name)
-        taken = self.take(self.assembler.cut(name, serial))
-        cuts = [message.cut for message in taken if message.behavior == name]
-        assert cuts == [0] * (len(cuts) - 1) + [serial], "the last message of the name carries the serial"
-        assert not any(message.cut for message in taken if message.behavior != name)
+        self.twin.flush(name)
+        taken = self.take(self.assembler.flush(name, serial))
+        flushes = [message.flush for message in taken if message.behavior == name]
+        assert flushes == [0] * (len(flushes) - 1) + [serial], "the last message of the name carries the serial"
+        assert not any(message.flush for message in taken if message.behavior != name)
         assert self.assembler.of(name).open_steps == 0
         self.check_sent()
         self.check_counts()
@@ -66,7 +66,7 @@ class GroupPair:
     def finish(self) -> None:
         self.twin.lose_all()
         self.assembler.close_all()
-        assert not any(message.cut for message in self.take(self.assembler.rest()))
+        assert not any(message.flush for message in self.take(self.assembler.rest()))
         assert not any(one.open_steps for one in self.assembler.members.values())
         self.check_sent()
         self.check_counts()
@@ -81,8 +81,8 @@ class GroupPair:
             assert message.began == self.began.get(name, 0)
             assert message.orphaned == self.twin.orphaned[name]
             assert message.received == self.began.get(name, 0) + self.twin.completed[name]
-            mates = () if message.shared is None else message.shared.mates
-            assert len(message.log_probs) + sum(len(one.times) for one in mates) <= self.sizes[name].largest
+            teammates = () if message.shared is None else message.shared.teammates
+            assert len(message.log_probs) + sum(len(one.times) for one in teammates) <= self.sizes[name].largest
             self.views[name] += read(message, self.sizes[name].sequence)
             self._note(self.episodes[name], message)
         return taken
@@ -100,7 +100,7 @@ class GroupPair:
         )
         episodes.rows += zip(*(column.tolist() for column in columns), strict=True)
         episodes.group_returns += told.group_returns.tolist()
-        episodes.untold += told.untold.tolist()
+        episodes.unreported += told.unreported.tolist()
 
     def check_sent(self) -> None:
         """Whatever is worth a message leaves nothing behind, of no behavior name."""
@@ -128,7 +128,7 @@ class GroupPair:
             self._compare(name)
             ours, theirs = self.episodes[name], self.twin.episodes[name]
             assert sorted(ours.rows) == sorted(theirs.rows)
-            assert sorted(ours.untold) == sorted(theirs.untold)
+            assert sorted(ours.unreported) == sorted(theirs.unreported)
             assert sorted(ours.group_returns) == sorted(theirs.group_returns)
 
     def _compare(self, name: str) -> None:
@@ -187,5 +187,5 @@ def play(pair: GroupPair, world: GroupWorld, wakes: int, cut_chance: float, seri
         pair.apply([world.wake() for _ in range(together)])
         if rng.random() < cut_chance and pair.assembler.members:
             serial += 1
-            pair.cut(rng.choice(list(pair.assembler.members)), serial)
+            pair.flush(rng.choice(list(pair.assembler.members)), serial)
     return serial

@@ -119,4 +119,4 @@ class EpisodesTwin:
 
     rows: list[tuple[float, ...]] = field(default_factory=list)
     group_returns: list[float] = field(default_factory=list)
-    untold: list[int] = field(default_factory=list)
+    unreported: list[int] = field(default_factory=list)

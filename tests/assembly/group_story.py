@@ -20,7 +20,8 @@ import numpy as np
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.group_views import GroupView, read
 from tests.assembly.group_world import Part, TickResult, parts_of
 
@@ -57,12 +58,12 @@ class Story:
     """Tells an assembler of groups, and reads what it says."""
 
     def __init__(self, horizon: int = 99, *, largest: int = 10**6, sequence: int = 0) -> None:
-        sizes = Sizes(horizon=horizon, flush=1, largest=largest, sequence=sequence)
+        sizes = Sizes(horizon=horizon, message_steps=1, largest=largest, sequence=sequence)
         self.carrying = sequence > 0
         self.sequence = sequence
         self.assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
         self.groups: dict[str, int] = {}
-        self.lives: dict[str, int] = {}
+        self.agent_episodes: dict[str, int] = {}
         self.earned: Counter[int] = Counter()
         self.bases: dict[str, int] = {}
         self.acting: set[str] = set()
@@ -77,9 +78,9 @@ class Story:
             self.assembler.apply(parts_of([self._wake(line)]))
         return self
 
-    def cut(self, name: str = "A") -> list[str]:
+    def flush(self, name: str = "A") -> list[str]:
         """Segments of `name`, as `told` writes them."""
-        return self.told(self.assembler.cut(name, 1), name)
+        return self.told(self.assembler.flush(name, 1), name)
 
     def rest(self, name: str = "A") -> list[str]:
         return self.told(self.assembler.rest(), name)
@@ -95,9 +96,9 @@ class Story:
     def _line(self, view: GroupView, name: str) -> str:
         rewards = " ".join(f"{reward:g}" for reward in view.rewards)
         times = [" ".join(sorted(self._shown(*one) for one in there)) for there in view.present]
-        agents = {agent: letter for letter, agent in self.lives.items()}
+        agents = {agent: letter for letter, agent in self.agent_episodes.items()}
         flags = [(agents[one.who[0]], one.flags) for one in view.own]
-        ends = sorted(letter + ("." if over else "~") for letter, (over, cut) in flags if over or cut)
+        ends = sorted(letter + ("." if over else "~") for letter, (over, flush) in flags if over or flush)
         line = f"{rewards}: {' | '.join(times)}".strip()
         return " ".join([line, *(["over"] if view.over else []), *ends])
 
@@ -112,7 +113,7 @@ class Story:
     def _wake(self, text: str) -> TickResult:
         self.number += 1
         lines: dict[str, Line] = {"A": Line(), "B": Line()}
-        withheld = text.endswith("!")
+        backpressured = text.endswith("!")
         words = text.rstrip("!").split()
         for amount in [word for word in words if word.endswith(":")]:
             group, _, value = amount[:-1].rpartition("@")
@@ -120,7 +121,7 @@ class Story:
         for word in words:
             if not word.endswith(":"):
                 self._word(word, lines)
-        if not withheld:
+        if not backpressured:
             acting, self.waiting = self.waiting, set()
             self.acting |= acting
         else:
@@ -140,7 +141,7 @@ class Story:
             self._forget(letter)
         elif word[0] in "+?":
             self.groups[letter] = int(word.partition("@")[2] or 1)
-            self.lives[letter] = len(self.lives) + 1 + 100 * self.number
+            self.agent_episodes[letter] = len(self.agent_episodes) + 1 + 100 * self.number
             line.joined.append((letter, word[0] == "+"))
             if word[0] == "+":
                 self._decide(letter, line)
@@ -177,8 +178,8 @@ class Story:
         part = self._empty(name, completed=completed)
         part.produced_before -= completed
         if ended:
-            cut = np.array([cut for _, cut in line.ended], bool)
-            part.ended = AgentsEnded(interrupted=cut, **self._outcomes(ended, line))
+            flush = np.array([flush for _, flush in line.ended], bool)
+            part.ended = AgentsEnded(interrupted=flush, **self._outcomes(ended, line))
         if line.joined:
             part.joined = self._joined(line.joined)
         if reported:
@@ -209,7 +210,7 @@ class Story:
         n = len(letters)
         return AgentsStarted(
             slots=np.array([ord(letter) for letter, _ in letters], np.int32),
-            agents=np.array([self.lives[letter] for letter, _ in letters], np.int64),
+            agents=np.array([self.agent_episodes[letter] for letter, _ in letters], np.int64),
             groups=np.array([self.groups[letter] for letter, _ in letters], np.int64),
             teams=np.zeros(n, np.int32),
             simulators=np.zeros(n, np.int32),

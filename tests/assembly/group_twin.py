@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.messages.service import AgentsEnded, AgentsStarted, OutcomesReported
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.assembly_twin import Action, Seen, _seen
 from tests.assembly.assembly_world import BehaviorTick
 from tests.assembly.group_records import (
@@ -36,7 +36,7 @@ class GroupsTwin:
         self.members: dict[tuple[str, int], MemberTwin] = {}
         self.groups: dict[Any, GroupTwin] = {}
         self.segments: list[GroupSegmentTwin] = []
-        self.lives: list[GroupTwin] = []
+        self.agent_episodes: list[GroupTwin] = []
         self.episodes: dict[str, EpisodesTwin] = {name: EpisodesTwin() for name in sizes}
         self.completed = dict.fromkeys(sizes, 0)
         self.orphaned = dict.fromkeys(sizes, 0)
@@ -74,7 +74,7 @@ class GroupsTwin:
         self._close_full()
         self.lose([(name, slot) for name, tick in everything if tick.apart for slot in _slots(tick.lost)])
 
-    def cut(self, name: str) -> None:
+    def flush(self, name: str) -> None:
         """All groups with members of that name in their open segment."""
         for group in list(self.groups.values()):
             names = {one.name for one, _ in group.there()} | {stay.name for stay in group.stays}
@@ -88,7 +88,7 @@ class GroupsTwin:
         for group in groups:
             self._close(group, over=True, interrupted=lost)
         for one in lost:
-            self.episodes[one.name].untold.append(one.agent)
+            self.episodes[one.name].unreported.append(one.agent)
             self._remove(one)
         self._forget(group for group in groups if not group.members)
 
@@ -139,12 +139,12 @@ class GroupsTwin:
             self._note(one, -1.0 if ended.outcomes is None else float(ended.outcomes[row]))
             if not one.steps:
                 continue
-            group, cut, now = one.group, bool(ended.interrupted[row]), len(one.group.present)
+            group, flush, now = one.group, bool(ended.interrupted[row]), len(one.group.present)
             end = Decision(_seen(ended.observations, row), now)
-            again = cut and not group.members  # the last of a group that were cut are seen once more
+            again = flush and not group.members  # the last of a group that were cut are seen once more
             if again:
                 shown.setdefault(group, []).append((one, end))
-            group.stays.append(_stay(one, end, now + again, terminated=not cut, interrupted=cut))
+            group.stays.append(_stay(one, end, now + again, terminated=not flush, interrupted=flush))
         groups = _once(one.group for one, _, _ in gone)
         over = [group for group in groups if not group.members]
         for group in over:
@@ -161,7 +161,7 @@ class GroupsTwin:
             row = (one.agent, one.total, one.length, one.team, outcome, one.group_total, one.key)
             episodes.rows.append(row)
         else:
-            episodes.untold.append(one.agent)
+            episodes.unreported.append(one.agent)
 
     def _join(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, GroupTwin, int]]:
         """New members; returns who of the others goes on in which group, and its key."""
@@ -199,7 +199,7 @@ class GroupsTwin:
         place = key or (name, agent)
         if place not in self.groups:
             group = self.groups[place] = GroupTwin(place, key, self._now)
-            self.lives.append(group)
+            self.agent_episodes.append(group)
         return self.groups[place]
 
     def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Seen]]:

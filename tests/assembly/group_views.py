@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
+from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
 from tests.assembly.assembly_twin import Carried, Seen, _seen
 from tests.assembly.group_records import Did, GroupSegmentTwin, StayTwin
 
@@ -58,14 +58,14 @@ class GroupView:
     rewards: list[float]
     present: list[list[tuple[str, Seen, Did | None]]]
     own: list[Own]
-    mates: dict[str, list[MemberStay]] = field(default_factory=dict)
+    teammates: dict[str, list[MemberStay]] = field(default_factory=dict)
 
     def sort(self) -> GroupView:
         """In an order of its own: that of members within a group is nobody's business."""
         self.own.sort(key=lambda one: one.shown.following)
         for there in self.present:
             there.sort(key=repr)
-        for stays in self.mates.values():
+        for stays in self.teammates.values():
             stays.sort(key=repr)
         return self
 
@@ -75,10 +75,10 @@ class GroupView:
 
 def of_twin(segment: GroupSegmentTwin, name: str, sequence: int) -> GroupView:
     """What `name` should be told; `sequence` is 0 where nothing is carried."""
-    mates: dict[str, list[MemberStay]] = {}
+    teammates: dict[str, list[MemberStay]] = {}
     for stay in segment.stays:
         if stay.name != name:
-            mates.setdefault(stay.name, []).append(_stay(stay, segment.span))
+            teammates.setdefault(stay.name, []).append(_stay(stay, segment.span))
     return GroupView(
         span=segment.span,
         over=segment.over,
@@ -88,7 +88,7 @@ def of_twin(segment: GroupSegmentTwin, name: str, sequence: int) -> GroupView:
             for at, there in enumerate(segment.present)
         ],
         own=[_own(stay, segment.span, sequence) for stay in segment.stays if stay.name == name],
-        mates=mates,
+        teammates=teammates,
     ).sort()
 
 
@@ -136,9 +136,9 @@ def read(message: Segments, sequence: int) -> list[tuple[int, GroupView]]:
     assert (shared.spans > 0).all()
     spans = shared.spans.tolist()
     own = _divided(shared, message, spans)
-    mates = {one.behavior: _divided(one, one, spans) for one in shared.mates}
-    assert len(mates) == len(shared.mates)
-    assert message.behavior not in mates
+    teammates = {one.behavior: _divided(one, one, spans) for one in shared.teammates}
+    assert len(teammates) == len(shared.teammates)
+    assert message.behavior not in teammates
     rows, carried = _rows(message), iter([] if message.carried is None else message.carried.tolist())
     out, at, series = [], 0, shared.rewards.tolist()
     flags = message.group_ended.tolist()
@@ -152,9 +152,9 @@ def read(message: Segments, sequence: int) -> list[tuple[int, GroupView]]:
             _place(view, message.behavior, stay)
             assert flags[at] == view.over
             at += 1
-        for name, stays in mates.items():
+        for name, stays in teammates.items():
             for stay in stays[group]:
-                view.mates.setdefault(name, []).append(stay)
+                view.teammates.setdefault(name, []).append(stay)
                 _place(view, name, stay)
         out.append((number, view.sort()))
     assert at == len(message.lengths)

@@ -14,13 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparring.pipeline.messages.service import (
-    ActionsChosen,
-    AgentsEnded,
-    AgentsStarted,
-    BehaviorSteps,
-    OutcomesReported,
-)
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick, told
 
 SIMULATORS: Final = 3
@@ -116,7 +110,7 @@ class GroupWorld:
     def __init__(self, rng: random.Random, kind: Kind) -> None:
         self.rng = rng
         self.kind = kind
-        self.lives: dict[tuple[str, int], AgentEpisode] = {}
+        self.agent_episodes: dict[tuple[str, int], AgentEpisode] = {}
         self.produced: Counter[str] = Counter()
         self.earned: Counter[int] = Counter()
         self.grants: list[tuple[int, int, int]] = []
@@ -157,7 +151,7 @@ class GroupWorld:
 
     def new_reader(self) -> None:
         """From here on the reader knows of nobody, until it is told again."""
-        for life in self.lives.values():
+        for life in self.agent_episodes.values():
             life.known = life.heard = False
 
     # ---------------------------------------------------------------- who goes away
@@ -167,13 +161,13 @@ class GroupWorld:
         self.ready[simulator] = True
         out: dict[str, list[Any]] = {}
         for name in self.kind.names:
-            here = [life for life in self.lives.values() if life.name == name and life.simulator == simulator]
+            here = [life for life in self.agent_episodes.values() if life.name == name and life.simulator == simulator]
             teams = [[life for life in here if life.team == team] for team in (0, 1)] if self.kind.apart else [here]
             parts = [np.array([life.slot for life in part], np.int32) for part in teams if part]
             if parts:
                 out[name] = parts
             for life in here:
-                del self.lives[name, life.slot]
+                del self.agent_episodes[name, life.slot]
         return out
 
     def _gone(self, name: str, slots: Any) -> Part:
@@ -183,7 +177,7 @@ class GroupWorld:
     # ---------------------------------------------------------------- a frame of a simulator
 
     def _frame(self, simulator: int, frames: dict[str, Frame]) -> None:
-        here = [life for life in self.lives.values() if life.simulator == simulator]
+        here = [life for life in self.agent_episodes.values() if life.simulator == simulator]
         for life in here:
             life.rested += 1
         ending = self._ending(here)
@@ -192,7 +186,7 @@ class GroupWorld:
         self._earn(ending + deciding)
         for life in ending:
             frames[life.name].ended.append(self._outcome(life))
-            del self.lives[life.name, life.slot]
+            del self.agent_episodes[life.name, life.slot]
         again = [self._begin(old.name, old.slot, simulator, old.key) for old in ending if self._chance(0.5)]
         free = [name for name in self.kind.names for _ in range(self._newcomers())]
         new = again + [self._begin(name, self._free_slot(name), simulator, None) for name in free]
@@ -218,7 +212,7 @@ class GroupWorld:
         return ending
 
     def _newcomers(self) -> int:
-        if not self.lives:
+        if not self.agent_episodes:
             return self.rng.randrange(4)
         return self.rng.choice([1, 2, 6]) if self._chance(self.kind.churn) else 0
 
@@ -241,7 +235,7 @@ class GroupWorld:
             key = self._key(simulator)
         team, every = self.rng.randrange(2), self.rng.randint(1, self.kind.slow)
         life = AgentEpisode(name, slot, self._agents, key, team, simulator, every)
-        self.lives[name, slot] = life
+        self.agent_episodes[name, slot] = life
         return life
 
     def _move(self, life: AgentEpisode, frame: Frame) -> None:
@@ -255,7 +249,7 @@ class GroupWorld:
         return group + ((simulator + 1) << 32) if group else 0
 
     def _free_slot(self, name: str) -> int:
-        free = [slot for slot in range(200) if (name, slot) not in self.lives]
+        free = [slot for slot in range(200) if (name, slot) not in self.agent_episodes]
         return free[0] if self._chance(0.8) else self.rng.choice(free)
 
     # ---------------------------------------------------------------- records
@@ -263,7 +257,7 @@ class GroupWorld:
     def _tick(self, name: str, before: int, frame: Frame, answered: Sequence[int]) -> Part:
         joined = frame.joined + frame.moved
         if self.rejoin:
-            here = [life for life in self.lives.values() if life.name == name]
+            here = [life for life in self.agent_episodes.values() if life.name == name]
             joined = frame.joined + [life for life in here if life not in frame.joined]
         for life in joined:
             life.known = True
@@ -288,13 +282,13 @@ class GroupWorld:
             return None
         n = len(rows)
         outcomes = [self.rng.choice([0.0, 0.5, 1.0, -1.0]) for _ in rows] if self._chance(0.5) else None
-        cut = self._chance(0.5)
+        flush = self._chance(0.5)
         return AgentsEnded(
             slots=np.array([life.slot for life, _, _ in rows], np.int32),
             observations=self._observations(name, n),
             rewards=np.array([own for _, own, _ in rows], np.float32),
             group_rewards=self._shared(rows),
-            interrupted=np.array([cut if self._chance(0.7) else not cut for _ in rows], bool),
+            interrupted=np.array([flush if self._chance(0.7) else not flush for _ in rows], bool),
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
         )
 
@@ -313,21 +307,21 @@ class GroupWorld:
         shared = np.array([shared for _, _, shared in rows], np.float32)
         return None if not shared.any() and self._chance(0.5) else shared
 
-    def _joined(self, lives: list[AgentEpisode], fresh: int) -> AgentsStarted | None:
-        if not lives:
+    def _joined(self, agent_episodes: list[AgentEpisode], fresh: int) -> AgentsStarted | None:
+        if not agent_episodes:
             return None
         return AgentsStarted(
-            slots=np.array([life.slot for life in lives], np.int32),
-            agents=np.array([life.agent for life in lives], np.int64),
-            groups=np.array([life.key for life in lives], np.int64),
-            teams=np.array([life.team for life in lives], np.int32),
-            simulators=np.array([life.simulator for life in lives], np.int32),
-            fresh=np.arange(len(lives)) < fresh,
+            slots=np.array([life.slot for life in agent_episodes], np.int32),
+            agents=np.array([life.agent for life in agent_episodes], np.int64),
+            groups=np.array([life.key for life in agent_episodes], np.int64),
+            teams=np.array([life.team for life in agent_episodes], np.int32),
+            simulators=np.array([life.simulator for life in agent_episodes], np.int32),
+            fresh=np.arange(len(agent_episodes)) < fresh,
         )
 
     def _acted(self, name: str, reported: OutcomesReported | None, answered: Sequence[int]) -> ActionsChosen | None:
-        rows = [] if reported is None else [self.lives[name, slot] for slot in reported.slots.tolist()]
-        late = [life for life in self.lives.values() if life.name == name and life not in rows]
+        rows = [] if reported is None else [self.agent_episodes[name, slot] for slot in reported.slots.tolist()]
+        late = [life for life in self.agent_episodes.values() if life.name == name and life not in rows]
         rows = [life for life in rows + late if life.state == "waiting" and life.simulator in answered]
         for life in rows:
             life.state = "acting"

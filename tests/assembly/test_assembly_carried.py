@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick, told
 
 MANY = 10**6
@@ -30,7 +31,7 @@ class Crew:
     """
 
     def __init__(self, agents: int, *, carrying: bool = True) -> None:
-        self.lives = [0] * agents
+        self.agent_episodes = [0] * agents
         self.decisions = [0] * agents
         self.carrying = carrying
         self.produced = 0
@@ -40,14 +41,14 @@ class Crew:
     def wake(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> BehaviorTick:
         """A tick in which the lives in slots `ended` end and others begin there; rows come in `order`."""
         self.number += 1
-        slots = list(range(len(self.lives)) if order is None else order)
+        slots = list(range(len(self.agent_episodes)) if order is None else order)
         fresh = list(ended) if self._born else slots
         completed, before = len(slots) if self._born else 0, self.produced
         self.produced += completed
         for slot in fresh:
             self._born += 1
-            self.lives[slot], self.decisions[slot] = self._born, 0
-        carried = np.array([[self.lives[slot], self.decisions[slot]] for slot in slots], np.float32)
+            self.agent_episodes[slot], self.decisions[slot] = self._born, 0
+        carried = np.array([[self.agent_episodes[slot], self.decisions[slot]] for slot in slots], np.float32)
         for slot in slots:
             self.decisions[slot] += 1
         return BehaviorTick(
@@ -84,7 +85,7 @@ class Crew:
         n = len(slots)
         return AgentsStarted(
             slots=np.array(slots, np.int32),
-            agents=np.array([self.lives[slot] for slot in slots], np.int64),
+            agents=np.array([self.agent_episodes[slot] for slot in slots], np.int64),
             groups=np.zeros(n, np.int64),
             teams=np.zeros(n, np.int32),
             simulators=np.zeros(n, np.int32),
@@ -94,7 +95,7 @@ class Crew:
 
 def made(horizon: int, sequence: int, largest: int = MANY) -> Assembler:
     return Assembler(
-        "B", "s.1", "a.1", Sizes(horizon=horizon, flush=min(MANY, largest), largest=largest, sequence=sequence)
+        "B", "s.1", "a.1", Sizes(horizon=horizon, message_steps=min(MANY, largest), largest=largest, sequence=sequence)
     )
 
 
@@ -118,7 +119,7 @@ def check(message: Segments, sequence: int) -> list[list[list[float]]]:
 
 
 def one_cut(assembler: Assembler, sequence: int) -> list[list[list[float]]]:
-    (message,) = over_the_wire(assembler.cut(1))
+    (message,) = over_the_wire(assembler.flush(1))
     return check(message, sequence)
 
 
@@ -154,7 +155,7 @@ def test_messages_bring_what_belongs_to_their_own_segments() -> None:
     crew, assembler = Crew(5), made(horizon=100, sequence=2, largest=4)
     for _ in range(9):
         assembler.apply(told([crew.wake()]))
-    messages = over_the_wire(assembler.cut(1))
+    messages = over_the_wire(assembler.flush(1))
     assert len(messages) == 10
     assert [check(message, 2) for message in messages[:5]] == [[[[life, 0], [life, 2]]] for life in range(1, 6)]
     assert [check(message, 2) for message in messages[5:]] == [[[[life, 4], [life, 6]]] for life in range(1, 6)]
@@ -174,18 +175,18 @@ def test_rows_stay_with_their_agents_while_the_log_is_given_up_many_times() -> N
     """Over 3,000 rows in a log of a few hundred, open and finished segments keep what was carried to them."""
     rng = random.Random(3)
     crew, assembler = Crew(10), made(horizon=7, sequence=3, largest=40)
-    kept = lives = 0
+    kept = agent_episodes = 0
     for tick in range(300):
         order = rng.sample(range(10), 10)
         ended = rng.sample(range(10), 2) if tick and rng.random() < 0.3 else []
         assembler.apply(told([crew.wake(*ended, order=order)]))
-        for message in over_the_wire(assembler.flush()):
+        for message in over_the_wire(assembler.ready_messages()):
             segments = check(message, 3)
             kept += sum(map(len, segments))
-            lives += len(segments)
+            agent_episodes += len(segments)
     assert assembler.block.log.capacity <= 512
     assert kept > 800
-    assert lives > 400
+    assert agent_episodes > 400
 
 
 @settings(max_examples=60, deadline=None)
@@ -214,7 +215,7 @@ def test_wake_ups_that_are_alike_leave_what_one_by_one_leaves(
         for tick in ticks:
             alone.apply(told([tick]))
     assert fast or horizon == 1 or max(sizes) <= 2
-    (ours,), (theirs,) = together.cut(1), alone.cut(1)
+    (ours,), (theirs,) = together.flush(1), alone.flush(1)
     assert check(ours, sequence) == check(theirs, sequence)
     assert ours.carried is not None
     assert theirs.carried is not None
@@ -230,7 +231,7 @@ def test_where_nothing_is_carried_segments_have_no_such_column(sequence: int) ->
     assert assembler.alike(part, 0) > 1
     assembler.apply(part)
     assembler.apply(told([crew.wake(1)]))
-    messages = over_the_wire(assembler.cut(1))
+    messages = over_the_wire(assembler.flush(1))
     assert [message.carried for message in messages] == [None] * len(messages)
     assert sum(len(message.log_probs) for message in messages) == 18
 
@@ -242,6 +243,6 @@ def test_a_message_without_segments_has_no_rows() -> None:
     for _ in range(3):
         assembler.apply(told([crew.wake()]))
     one_cut(assembler, 2)
-    (empty,) = over_the_wire(assembler.cut(2))
+    (empty,) = over_the_wire(assembler.flush(2))
     assert empty.carried is not None
     assert empty.carried.shape == (0, 2)

@@ -16,13 +16,14 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.matches import Results
-from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
 from tests.assembly.assembly_world import World, told
 from tests.assembly.group_world import GroupWorld, Kind, TickResult, parts_of
 
 MANY = 10**6
 NAMES = ("A?team=0", "A?team=1", "B?team=1")
-COLUMNS = ("numbers", "draws", "simulators", "seats", "who", "scores", "explicit", "rewards")
+COLUMNS = ("numbers", "matchups", "simulators", "row_counts", "who", "scores", "explicit", "rewards")
 Plain = tuple[tuple[float, ...], ...]
 
 
@@ -32,9 +33,9 @@ def results(*numbers: int, names: int = 2) -> Results:
     rows = np.repeat(column, 2)
     return Results(
         numbers=column,
-        draws=column * 10,
+        matchups=column * 10,
         simulators=(column % 3).astype(np.int32),
-        seats=np.full(len(column), 2, np.int32),
+        row_counts=np.full(len(column), 2, np.int32),
         names=NAMES[:names],
         who=np.tile(np.array([0, 1], np.int32), len(column)),
         scores=np.tile(np.array([1, 0], np.float32), len(column)),
@@ -60,7 +61,7 @@ def draw_of(agents: Any) -> Any:
 
 
 def drawn(joined: AgentsStarted | None) -> AgentsStarted | None:
-    return None if joined is None else replace(joined, draws=draw_of(joined.agents))
+    return None if joined is None else replace(joined, matchups=draw_of(joined.agents))
 
 
 def with_draws(wake: TickResult) -> TickResult:
@@ -71,10 +72,10 @@ def check_draws(messages: Sequence[Segments]) -> int:
     """Each segment says the draw of the life that it is of; returns how many there are."""
     found = 0
     for message in messages:
-        if message.draws is None:
+        if message.matchups is None:
             assert not len(message.lengths), "draws of every segment"
             continue
-        np.testing.assert_array_equal(message.draws, draw_of(message.agents))
+        np.testing.assert_array_equal(message.matchups, draw_of(message.agents))
         found += len(message.lengths)
     return found
 
@@ -88,15 +89,17 @@ def check_draws(messages: Sequence[Segments]) -> int:
     parts=st.integers(1, 15),
     grouped=st.booleans(),
     horizon=st.integers(1, 6),
-    flush=st.sampled_from([1, 10, MANY]),
+    message_steps=st.sampled_from([1, 10, MANY]),
 )
 def test_every_segment_says_the_draw_of_its_agents_life_and_every_match_comes_once(
-    seed: int, parts: int, grouped: bool, horizon: int, flush: int
+    seed: int, parts: int, grouped: bool, horizon: int, message_steps: int
 ) -> None:
     """Slots are given on, agents are told again to a new reader, groups change, cuts close segments."""
     rng = random.Random(seed)
     world = World(rng, grouped=grouped, masked=False, steady=rng.random() < 0.3)
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=horizon, flush=flush, largest=max(20, horizon)))
+    assembler = Assembler(
+        "B", "s.1", "a.1", Sizes(horizon=horizon, message_steps=message_steps, largest=max(20, horizon))
+    )
     messages: list[Segments] = []
     ended: list[Results] = []
     ghosts = 0
@@ -109,9 +112,9 @@ def test_every_segment_says_the_draw_of_its_agents_life_and_every_match_comes_on
             ended.append(results(2 * number, 2 * number + 1, names=2 + (number > 5)))
             part = replace(part, results=ended[-1])
         assembler.apply(replace(part, ghosts=ghosts))
-        messages += sent(assembler.flush())
+        messages += sent(assembler.ready_messages())
         if rng.random() < 0.1:
-            messages += sent(assembler.cut(number + 1))
+            messages += sent(assembler.flush(number + 1))
     assembler.close_all()
     messages += sent(assembler.rest())
     steps = sum(int(message.lengths.sum()) for message in messages)
@@ -126,15 +129,15 @@ def test_every_segment_says_the_draw_of_its_agents_life_and_every_match_comes_on
     wakes=st.integers(1, 30),
     names=st.sampled_from([("A",), ("A", "B"), ("A", "B", "C")]),
     horizon=st.integers(1, 6),
-    flush=st.sampled_from([1, 10, MANY]),
+    message_steps=st.sampled_from([1, 10, MANY]),
 )
 def test_so_does_every_segment_of_a_group(
-    seed: int, wakes: int, names: tuple[str, ...], horizon: int, flush: int
+    seed: int, wakes: int, names: tuple[str, ...], horizon: int, message_steps: int
 ) -> None:
     """Members that have left, that moved to another group, or of another behavior name, too."""
     rng = random.Random(seed)
     kind = Kind(names=names, moving=0.2, slow=3, losing=0.1, apart=True, carried=(0, 0, 0))
-    world, sizes = GroupWorld(rng, kind), Sizes(horizon=horizon, flush=flush, largest=1000)
+    world, sizes = GroupWorld(rng, kind), Sizes(horizon=horizon, message_steps=message_steps, largest=1000)
     assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
     messages: list[Segments] = []
     ended: dict[str, list[Results]] = {name: [] for name in names}
@@ -146,9 +149,9 @@ def test_so_does_every_segment_of_a_group(
                 ended[part.behavior].append(results(10 * number + at))
                 parts[at] = replace(part, results=ended[part.behavior][-1], ghosts=number)
         assembler.apply(parts)
-        messages += sent(assembler.flush())
+        messages += sent(assembler.ready_messages())
         if rng.random() < 0.1:
-            messages += sent(assembler.cut(rng.choice(names), number + 1))
+            messages += sent(assembler.flush(rng.choice(names), number + 1))
     assembler.close_all()
     messages += sent(assembler.rest())
     steps = sum(int(message.lengths.sum()) for message in messages)
@@ -185,7 +188,7 @@ def part(
             teams=some,
             simulators=some,
             fresh=np.ones(1, bool),
-            draws=np.array([4]),
+            matchups=np.array([4]),
         )
         if joined
         else None,
@@ -211,14 +214,14 @@ class Plainly:
     """An assembler of one behavior name."""
 
     def __init__(self) -> None:
-        self.assembler: Any = Assembler("A", "s.1", "a.1", Sizes(horizon=3, flush=MANY, largest=MANY))
+        self.assembler: Any = Assembler("A", "s.1", "a.1", Sizes(horizon=3, message_steps=MANY, largest=MANY))
 
     def apply(self, steps: BehaviorSteps) -> list[Segments]:
         self.assembler.apply(steps)
-        return sent(self.assembler.flush())
+        return sent(self.assembler.ready_messages())
 
-    def cut(self) -> list[Segments]:
-        return sent(self.assembler.cut(1))
+    def flush(self) -> list[Segments]:
+        return sent(self.assembler.flush(1))
 
     def rest(self) -> list[Segments]:
         return sent(self.assembler.rest())
@@ -228,14 +231,14 @@ class Grouped(Plainly):
     """One of groups."""
 
     def __init__(self) -> None:
-        self.assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=3, flush=MANY, largest=MANY))
+        self.assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=3, message_steps=MANY, largest=MANY))
 
     def apply(self, steps: BehaviorSteps) -> list[Segments]:
         self.assembler.apply([steps])
-        return sent(self.assembler.flush())
+        return sent(self.assembler.ready_messages())
 
-    def cut(self) -> list[Segments]:
-        return sent(self.assembler.cut("A", 1))
+    def flush(self) -> list[Segments]:
+        return sent(self.assembler.flush("A", 1))
 
 
 both = pytest.mark.parametrize("made", [Plainly, Grouped])
@@ -260,10 +263,10 @@ def test_a_match_leaves_with_the_next_steps_where_some_are_open_and_with_what_is
     assembly = made()
     assert assembly.apply(part(joined=True, acted=True)) == []
     assert assembly.apply(part(before=0, acted=True, completed=1, ended=results(1))) == []
-    messages = assembly.cut()
+    messages = assembly.flush()
     assert [message.lengths.tolist() for message in messages] == [[1]]
-    assert messages[0].draws is not None
-    assert messages[0].draws.tolist() == [4]
+    assert messages[0].matchups is not None
+    assert messages[0].matchups.tolist() == [4]
     assert plain(message.results for message in messages) == plain([results(1)])
     assert assembly.rest() == []
 
@@ -287,7 +290,7 @@ def test_results_of_several_parts_are_joined_by_the_names_of_the_latest(made: ty
     assembly.apply(part(joined=True, acted=True))
     assembly.apply(part(acted=True, completed=1, ended=results(1)))
     assembly.apply(part(before=1, acted=True, completed=1, ended=results(2, 3, names=3)))
-    (message,) = [one for one in assembly.cut() if one.results is not None]
+    (message,) = [one for one in assembly.flush() if one.results is not None]
     assert message.results is not None
     assert message.results.names == NAMES
     assert plain([message.results]) == plain([results(1, 2, 3)])
@@ -307,18 +310,18 @@ def test_without_self_play_nothing_is_said_of_it(made: type[Plainly]) -> None:
     assembly = made()
     first = part(joined=True, acted=True)
     assert first.joined is not None
-    assembly.apply(replace(first, joined=replace(first.joined, draws=None)))
+    assembly.apply(replace(first, joined=replace(first.joined, matchups=None)))
     assembly.apply(part(acted=True, completed=1))
-    (message,) = assembly.cut()
-    assert (message.draws, message.results, message.ghosts) == (None, None, 0)
+    (message,) = assembly.flush()
+    assert (message.matchups, message.results, message.ghosts) == (None, None, 0)
     assert message.lengths.tolist() == [1]
 
 
 def test_a_name_without_open_steps_waits_for_no_other_name_of_the_groups() -> None:
     """The other has steps open; its own matches wait for them, those of the first do not."""
-    assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=9, flush=MANY, largest=MANY))
+    assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=9, message_steps=MANY, largest=MANY))
     assembler.apply([part(), part(behavior="B", joined=True, acted=True)])
     assembler.apply([part(behavior="B", acted=True, completed=1)])
     assembler.apply([part(ended=results(1))])
-    messages = sent(assembler.flush())
+    messages = sent(assembler.ready_messages())
     assert plain(message.results for message in messages if message.behavior == "A") == plain([results(1)])

@@ -89,7 +89,7 @@ LOST = {
 @pytest.mark.parametrize(("lines", "told"), [*ENDS.values(), *TIMES.values()], ids=[*ENDS, *TIMES])
 def test_a_cut_tells_who_was_there_when_and_what_they_earned(lines: list[str], told: list[str]) -> None:
     story = Story().tell(*lines)
-    assert sorted(story.cut()) == sorted(told)
+    assert sorted(story.flush()) == sorted(told)
 
 
 @pytest.mark.parametrize(("lines", "told"), LOST.values(), ids=LOST)
@@ -153,14 +153,14 @@ def test_of_what_was_joined_under_way_nothing_is_told() -> None:
     assert story.rest() == ["4 13: a2 | a3 b3 | over a. b."]
     told = story.messages[0].episodes
     assert (len(told.agents), len(told.group_returns)) == (0, 0)
-    assert sorted(told.untold.tolist()) == sorted(story.lives.values())
+    assert sorted(told.unreported.tolist()) == sorted(story.agent_episodes.values())
 
 
 def test_one_that_joined_under_way_keeps_its_group_untold() -> None:
     story = Story().tell("?a", "+b 1: a", "2: a b", "4: a. b.")
     story.rest()
     told = story.messages[0].episodes
-    assert told.agents.tolist() == [story.lives["b"]]
+    assert told.agents.tolist() == [story.agent_episodes["b"]]
     assert len(told.group_returns) == 0
 
 
@@ -206,17 +206,17 @@ MOVES = {
 @pytest.mark.parametrize(("lines", "told"), MOVES.values(), ids=MOVES)
 def test_agents_that_change_their_group(lines: list[str], told: set[str]) -> None:
     story = Story().tell(*lines)
-    assert set(story.cut()) == told
+    assert set(story.flush()) == told
     assert story.assembler.of("A").open_steps == 0
 
 
 def test_a_segment_has_the_key_of_the_group_that_it_belongs_to() -> None:
     """Also where its member goes on in another group."""
     story = Story().tell("+a +b", "1: a>2 b", "2: b a")
-    story.cut()
+    story.flush()
     (message,) = story.messages
     assert message.shared is not None
-    agents = {agent: letter for letter, agent in story.lives.items()}
+    agents = {agent: letter for letter, agent in story.agent_episodes.items()}
     keys = sorted((agents[a], g) for a, g in zip(message.agents.tolist(), message.groups.tolist(), strict=True))
     assert keys == [("a", 1), ("a", 2), ("b", 1)]
 
@@ -234,10 +234,10 @@ def test_a_group_that_somebody_came_to_returns_what_it_earned() -> None:
 def test_what_cancels_out_is_counted_too() -> None:
     """A report without group rewards says that there were none: the group lost what it had got."""
     story = Story().tell("+a +b", "1: a", "-1: b")
-    assert story.cut() == ["1 -1: a1 b1 | a2 b1 | a2 b3"]
+    assert story.flush() == ["1 -1: a1 b1 | a2 b1 | a2 b3"]
 
 
 def test_what_came_before_a_member_is_counted_when_another_tells() -> None:
     """Of several that tell, who decided first tells of the longest time."""
     story = Story().tell("+a", "5: +b", "2: b", "a b")
-    assert sum(float(reward) for reward in story.cut()[0].partition(":")[0].split()) == 7
+    assert sum(float(reward) for reward in story.flush()[0].partition(":")[0].split()) == 7

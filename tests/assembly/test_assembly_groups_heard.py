@@ -7,13 +7,7 @@ import pytest
 
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
-from sparring.pipeline.messages.service import (
-    ActionsChosen,
-    AgentsEnded,
-    AgentsStarted,
-    BehaviorSteps,
-    OutcomesReported,
-)
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
 def floats(*values: float) -> np.ndarray:
@@ -75,7 +69,7 @@ def assembled(heard_at_end: np.ndarray | None, heard_at_decision: float, first_d
             discrete=np.zeros((n, 1), np.int32),
         ),
     )
-    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=8, flush=1, largest=1000))
+    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=8, message_steps=1, largest=1000))
     assembler.apply([part])
     return assembler
 

@@ -13,7 +13,7 @@ from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.assembly.log import StepLog
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.codec import encode
-from sparring.pipeline.messages.service import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
 from tests.assembly.group_pair import GroupPair, play
 from tests.assembly.group_story import Story
 from tests.assembly.group_world import GroupWorld, Kind
@@ -27,7 +27,7 @@ def test_a_group_of_just_as_many_as_fit_is_sent_and_a_larger_one_refused() -> No
     """One group time of a group cannot be divided."""
     letters = "a b c d e"
     story = Story(largest=5).tell("+a +b +c +d +e", letters)
-    assert [len(line.split()) for line in story.told(story.assembler.flush(), "A")] == [12]
+    assert [len(line.split()) for line in story.told(story.assembler.ready_messages(), "A")] == [12]
     story = Story(largest=4).tell("+a +b +c +d +e", letters)
     with pytest.raises(ServiceError, match=r"got 5 steps of one group at once for A; expected at most 4; raise .*"):
         story.rest()
@@ -46,7 +46,7 @@ def test_mates_count_too() -> None:
 def test_a_group_segment_closes_before_it_is_too_large(largest: int, spans: list[int]) -> None:
     """At the last time at which one more is sure to fit; what is left is closed by a cut."""
     story = Story(largest=largest).tell("+a +b +x", *["a b x"] * 4)
-    story.cut()
+    story.flush()
     told = [message.shared for message in story.messages if message.behavior == "A"]
     assert [span for shared in told if shared is not None for span in shared.spans.tolist()] == spans
     assert all(len(message.log_probs) <= largest for message in story.messages)
@@ -55,7 +55,7 @@ def test_a_group_segment_closes_before_it_is_too_large(largest: int, spans: list
 def test_members_that_are_gone_take_room_too() -> None:
     """The rows of `a` and `b` are in the segment until it closes."""
     story = Story(largest=6).tell("+a +b +c", "a b c", "a. b. c +d", "c d")
-    story.cut()
+    story.flush()
     assert [len(message.log_probs) for message in story.messages] == [6, 2]
 
 
@@ -65,10 +65,10 @@ def test_a_message_holds_as_many_groups_as_fit_own_steps_and_mates() -> None:
     groups = [("a", "b", "n"), ("c", "d", "o"), ("e", "f", "p"), ("g", "h", "q"), ("i", "j", "r")]
     story.tell(" ".join(f"+{one}@{key}" for key, group in enumerate(groups, 1) for one in group))
     story.tell(" ".join(one for group in groups for one in group))
-    story.cut()
+    story.flush()
     assert [len(m.log_probs) for m in story.messages if m.behavior == "A"] == [4, 4, 2]
-    assert [m.cut for m in story.messages if m.behavior == "A"] == [0, 0, 1]
-    assert [m.cut for m in story.messages if m.behavior == "B"] == [0, 0, 0]
+    assert [m.flush for m in story.messages if m.behavior == "A"] == [0, 0, 1]
+    assert [m.flush for m in story.messages if m.behavior == "B"] == [0, 0, 0]
 
 
 # ---------------------------------------------------------------- cuts
@@ -77,25 +77,25 @@ def test_a_message_holds_as_many_groups_as_fit_own_steps_and_mates() -> None:
 def test_a_cut_closes_all_groups_in_which_the_name_has_steps_and_no_others() -> None:
     """Of mates too, and those of which its last member is gone; what else is finished leaves with them."""
     story = Story().tell("+a +x +b@2 +y@2 +z@3", "a x b. y z", "a x y z")
-    closed = list(story.assembler.cut("A", 7))
-    assert [(message.behavior, message.cut) for message in closed] == [("A", 7), ("B", 0)]
+    closed = list(story.assembler.flush("A", 7))
+    assert [(message.behavior, message.flush) for message in closed] == [("A", 7), ("B", 0)]
     assert sorted(story.told(closed[:1], "A")) == ["0 0: a1 x1 | a2 x2 | a3 x3", "0 0: b1 y1 | y2 | y3 b."]
     assert len(story.told(closed[1:], "B")) == 2
     assert (story.assembler.of("A").open_steps, story.assembler.of("B").open_steps) == (0, 2)
-    assert story.cut("B") == ["0 0: z1 | z2 | z3"]
+    assert story.flush("B") == ["0 0: z1 | z2 | z3"]
 
 
 def test_a_cut_is_answered_where_there_is_nothing() -> None:
     """Before the first step, twice in a row, and for a name that nobody has heard of."""
     story = Story()
     for serial, name in enumerate(["A", "B", "A"], 1):
-        (message,) = story.assembler.cut(name, serial)
-        assert (message.behavior, message.cut, len(message.log_probs)) == (name, serial, 0)
+        (message,) = story.assembler.flush(name, serial)
+        assert (message.behavior, message.flush, len(message.log_probs)) == (name, serial, 0)
         encode(message)
     story.tell("+a", "a")
-    assert story.cut() == ["0: a1 | a2"]
-    assert story.cut() == []
-    assert [message.cut for message in story.messages] == [1, 1]
+    assert story.flush() == ["0: a1 | a2"]
+    assert story.flush() == []
+    assert [message.flush for message in story.messages] == [1, 1]
 
 
 # ---------------------------------------------------------------- what was carried
@@ -104,7 +104,7 @@ def test_a_cut_is_answered_where_there_is_nothing() -> None:
 def test_sequences_are_windows_of_group_time() -> None:
     """A slow member's begins with its first decision in each window; a segment begins one at any rate."""
     story = Story(sequence=2).tell("+a +b", "a", "a b", "a", "a", "a b", "a b")
-    assert story.cut() == ["0 0 0 0 0 0: a1 b1 | a2 b1 | a3 b3 | a4 b3 | a5 b3 | a6 b6 | a7 b7"]
+    assert story.flush() == ["0 0 0 0 0 0: a1 b1 | a2 b1 | a3 b3 | a4 b3 | a5 b3 | a6 b6 | a7 b7"]
     (message,) = story.messages
     assert message.carried is not None
     numbers = [(int(number) // 100, int(number) % 100) for (number,) in message.carried.tolist()]
@@ -115,7 +115,7 @@ def test_sequences_are_windows_of_group_time() -> None:
 
 def test_where_nothing_is_carried_there_is_no_such_column() -> None:
     story = Story().tell("+a", "a")
-    story.cut()
+    story.flush()
     assert story.messages[0].carried is None
 
 
@@ -124,7 +124,7 @@ def test_where_nothing_is_carried_there_is_no_such_column() -> None:
 
 def wide(group: int, ticks: int, *, agents: int = 64, names: tuple[str, ...] = ("A",)) -> dict[str, float]:
     """Bytes on the wire for each step of `agents` that all decide in every tick, in groups of `group`, by name."""
-    sizes = Sizes(horizon=16, flush=MANY, largest=MANY, sequence=0)
+    sizes = Sizes(horizon=16, message_steps=MANY, largest=MANY, sequence=0)
     assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
     for tick in range(ticks):
         assembler.apply([_everybody(name, tick, agents // len(names), group // len(names)) for name in names])
@@ -187,7 +187,10 @@ def test_rows_are_given_up_while_members_that_are_gone_and_unsent_pieces_hold_so
 ) -> None:
     """In a long run the log moves what is needed to its front, many times; nothing that is told changes by it."""
     kind = Kind(names=("A", "B"), groups=2, churn=0.1, moving=0.03, slow=2, losing=0.01, apart=True, carried=(1, 0, 0))
-    sizes = {"A": Sizes(horizon=9, flush=150, largest=400, sequence=3), "B": Sizes(horizon=7, flush=200, largest=500)}
+    sizes = {
+        "A": Sizes(horizon=9, message_steps=150, largest=400, sequence=3),
+        "B": Sizes(horizon=7, message_steps=200, largest=500),
+    }
     pair, world = GroupPair(sizes), GroupWorld(random.Random(5), kind)
     held: list[tuple[bool, bool]] = []
     keep = StepLog.keep

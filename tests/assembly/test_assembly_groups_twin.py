@@ -31,11 +31,11 @@ kinds = st.builds(
     carried=st.tuples(*[st.integers(0, 2)] * 3),
 )
 one_size = st.builds(
-    lambda horizon, flush, largest, sequence: Sizes(
-        horizon=horizon, flush=min(flush, largest), largest=largest, sequence=sequence
+    lambda horizon, message_steps, largest, sequence: Sizes(
+        horizon=horizon, message_steps=min(message_steps, largest), largest=largest, sequence=sequence
     ),
     horizon=st.sampled_from([1, 2, 3, 5, 17]),
-    flush=st.sampled_from([1, 4, 30, MANY]),
+    message_steps=st.sampled_from([1, 4, 30, MANY]),
     largest=st.sampled_from([90, 120, MANY]),
     sequence=st.sampled_from([0, 1, 2, 3, 8]),
 )
@@ -44,13 +44,13 @@ seeds = st.integers(0, 2**32)
 
 
 @settings(max_examples=25)
-@given(sizes=all_sizes, kind=kinds, seed=seeds, wakes=st.integers(1, 40), cuts=st.sampled_from([0.0, 0.2]))
+@given(sizes=all_sizes, kind=kinds, seed=seeds, wakes=st.integers(1, 40), flushes=st.sampled_from([0.0, 0.2]))
 def test_group_segments_are_those_of_one_object_for_each_agent_step_and_group(
-    sizes: dict[str, Sizes], kind: Kind, seed: int, wakes: int, cuts: float
+    sizes: dict[str, Sizes], kind: Kind, seed: int, wakes: int, flushes: float
 ) -> None:
     """Who was there when and saw and did what, what they earned, what followed, flags, episodes and counts."""
     pair, world = GroupPair({name: sizes[name] for name in kind.names}), GroupWorld(random.Random(seed), kind)
-    play(pair, world, wakes, cuts)
+    play(pair, world, wakes, flushes)
     pair.finish()
     pair.compare()
     assert not any(pair.twin.orphaned.values())
@@ -62,7 +62,7 @@ def check_what_groups_earned(pair: GroupPair, world: GroupWorld) -> None:
     total: Counter[GroupTwin] = Counter()
     for group, _, view in pair.matched():
         total[group] += int(sum(view.rewards))
-    for group in pair.twin.lives:
+    for group in pair.twin.agent_episodes:
         ended = MANY if group.ended is None else group.ended
         own = sum(amount for number, key, amount in world.grants if key == group.key and group.began < number <= ended)
         assert total[group] == group.own + own
@@ -74,11 +74,11 @@ def check_what_groups_earned(pair: GroupPair, world: GroupWorld) -> None:
     kind=kinds,
     seed=seeds,
     before=st.integers(1, 15),
-    untold=st.integers(0, 3),
+    unreported=st.integers(0, 3),
     after=st.integers(1, 25),
 )
 def test_a_new_assembler_takes_up_groups_under_way(
-    sizes: dict[str, Sizes], kind: Kind, seed: int, before: int, untold: int, after: int
+    sizes: dict[str, Sizes], kind: Kind, seed: int, before: int, unreported: int, after: int
 ) -> None:
     """After a restart only what began before it is missing: its steps are orphaned, its episodes untold."""
     world = GroupWorld(random.Random(seed), kind)
@@ -86,7 +86,7 @@ def test_a_new_assembler_takes_up_groups_under_way(
         world.wake()
     world.new_reader()
     pair = GroupPair({name: sizes[name] for name in kind.names})
-    serial = play(pair, world, untold, 0.1)  # sent again, from before the source knew of its new reader
+    serial = play(pair, world, unreported, 0.1)  # sent again, from before the source knew of its new reader
     world.rejoin = True
     play(pair, world, after, 0.1, serial)
     pair.finish()
@@ -100,7 +100,7 @@ def test_how_many_wake_ups_come_together_changes_nothing(
 ) -> None:
     """It depends on time, and lockstep runs must not: rows, and their order, are the same to the byte."""
     world = GroupWorld(random.Random(seed), kind)
-    sizes = Sizes(horizon=horizon, flush=MANY, largest=MANY, sequence=2)
+    sizes = Sizes(horizon=horizon, message_steps=MANY, largest=MANY, sequence=2)
     one, other = (GroupAssembler("s.1", "a.1", lambda _: sizes) for _ in range(2))
     for name in kind.names:
         assert encode(one.greeting(name)) == encode(other.greeting(name))
@@ -110,4 +110,4 @@ def test_how_many_wake_ups_come_together_changes_nothing(
         for wake in wakes:
             other.apply(parts_of([wake]))
     for name in kind.names:
-        assert [encode(message) for message in one.cut(name, 1)] == [encode(m) for m in other.cut(name, 1)]
+        assert [encode(message) for message in one.flush(name, 1)] == [encode(m) for m in other.flush(name, 1)]

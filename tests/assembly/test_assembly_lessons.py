@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import AgentsStarted, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.steps import AgentsStarted
 from tests.assembly.assembly_world import World, told
 from tests.assembly.group_world import GroupWorld, Kind, parts_of
 
@@ -38,13 +39,13 @@ def test_every_episode_says_the_lessons_that_it_began_in(seed: int, parts: int, 
     """Slots are given on, agents are told again to a new reader, groups change."""
     rng = random.Random(seed)
     world = World(rng, grouped=rng.random() < 0.5, masked=False, steady=False)
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, flush=10, largest=20))
+    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, message_steps=10, largest=20))
     messages: list[Segments] = []
     for _ in range(parts):
         world.rejoin = rng.random() < 0.1
         ticks = [world.tick() for _ in range(rng.randint(1, 4))]
         assembler.apply(told([replace(tick, joined=taught(tick.joined) if some else tick.joined) for tick in ticks]))
-        messages += assembler.flush()
+        messages += assembler.ready_messages()
     assembler.close_all()
     messages += assembler.rest()
     check(messages, some=some)
@@ -56,7 +57,7 @@ def test_so_does_every_episode_of_a_member(seed: int, wakes: int, some: bool) ->
     rng = random.Random(seed)
     kind = Kind(names=("A", "B"), moving=0.2, slow=3, losing=0.1, apart=True, carried=(0, 0, 0))
     world = GroupWorld(rng, kind)
-    assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=4, flush=10, largest=1000))
+    assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=4, message_steps=10, largest=1000))
     messages: list[Segments] = []
     for _ in range(wakes):
         world.rejoin = rng.random() < 0.1
@@ -64,7 +65,7 @@ def test_so_does_every_episode_of_a_member(seed: int, wakes: int, some: bool) ->
         if some:
             wake = {name: [replace(part, joined=taught(part.joined)) for part in parts] for name, parts in wake.items()}
         assembler.apply(parts_of([wake]))
-        messages += assembler.flush()
+        messages += assembler.ready_messages()
     assembler.close_all()
     messages += assembler.rest()
     check(messages, some=some)
@@ -74,9 +75,9 @@ def test_these_worlds_have_episodes_that_end() -> None:
     """Else the two tests above would say nothing."""
     rng = random.Random(1)
     world, found = World(rng, grouped=False, masked=False, steady=False), 0
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, flush=10, largest=20))
+    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, message_steps=10, largest=20))
     for _ in range(20):
         tick = world.tick()
         assembler.apply(told([replace(tick, joined=taught(tick.joined))]))
-        found += check(list(assembler.flush()), some=True)
+        found += check(list(assembler.ready_messages()), some=True)
     assert found > 5

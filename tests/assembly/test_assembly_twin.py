@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from tests.assembly.assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
 from tests.assembly.assembly_world import BehaviorTick, World, told
 
@@ -38,18 +38,18 @@ class Pair:
             self.twin.apply(tick)
         part = told(ticks)
         self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
-        worth = self.assembler.closed_steps >= self.sizes.flush or self.assembler.orphaned > self.orphaned
+        worth = self.assembler.closed_steps >= self.sizes.message_steps or self.assembler.orphaned > self.orphaned
         self.orphaned = self.assembler.orphaned
-        messages = self.take(self.assembler.flush())
+        messages = self.take(self.assembler.ready_messages())
         assert bool(messages) == worth
-        assert self.assembler.closed_steps < self.sizes.flush
-        assert not any(message.cut for message in messages)
+        assert self.assembler.closed_steps < self.sizes.message_steps
+        assert not any(message.flush for message in messages)
         self.check_counts()
 
-    def cut(self, serial: int) -> None:
-        self.twin.cut()
-        messages = self.take(self.assembler.cut(serial))
-        assert [message.cut for message in messages] == [0] * (len(messages) - 1) + [serial]
+    def flush(self, serial: int) -> None:
+        self.twin.flush()
+        messages = self.take(self.assembler.flush(serial))
+        assert [message.flush for message in messages] == [0] * (len(messages) - 1) + [serial]
         assert self.assembler.open_steps == self.assembler.closed_steps == 0
         self.check_counts()
 
@@ -57,7 +57,7 @@ class Pair:
         self.twin.interrupt(list(self.twin.agents))
         self.assembler.close_all()
         messages = self.take(self.assembler.rest())
-        assert not any(message.cut for message in messages)
+        assert not any(message.flush for message in messages)
         assert self.assembler.open_steps == self.assembler.closed_steps == 0
         self.check_counts()
 
@@ -108,15 +108,15 @@ def play(pair: Pair, world: World, ticks: int, cut_chance: float, serial: int = 
         pair.apply([world.tick() for _ in range(together)])
         if world.rng.random() < cut_chance:
             serial += 1
-            pair.cut(serial)
+            pair.flush(serial)
 
 
 all_sizes = st.builds(
-    lambda horizon, flush, largest, sequence: Sizes(
-        horizon=horizon, flush=min(flush, largest), largest=largest, sequence=sequence
+    lambda horizon, message_steps, largest, sequence: Sizes(
+        horizon=horizon, message_steps=min(message_steps, largest), largest=largest, sequence=sequence
     ),
     horizon=st.sampled_from([1, 2, 3, 5, 17, 40]),
-    flush=st.sampled_from([1, 4, 30, 10_000]),
+    message_steps=st.sampled_from([1, 4, 30, 10_000]),
     largest=st.sampled_from([1, 2, 7, 33, 10_000]),
     sequence=st.sampled_from([1, 2, 3, 8, 64]),
 )
@@ -148,20 +148,20 @@ def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
     sizes=all_sizes,
     world=worlds,
     before=st.integers(1, 20),
-    untold=st.integers(0, 3),
+    unreported=st.integers(0, 3),
     after=st.integers(1, 30),
     cut_chance=st.sampled_from([0.0, 0.2]),
 )
 def test_a_new_assembler_takes_up_a_stream_under_way(
-    sizes: Sizes, world: World, before: int, untold: int, after: int, cut_chance: float
+    sizes: Sizes, world: World, before: int, unreported: int, after: int, cut_chance: float
 ) -> None:
     """After a restart only what began before it is missing, and that is counted as orphaned."""
     for _ in range(before):
         world.tick()
     pair = Pair(sizes)
-    play(pair, world, untold, cut_chance)  # sent again, from before the source knew of its new reader
+    play(pair, world, unreported, cut_chance)  # sent again, from before the source knew of its new reader
     world.rejoin = True
-    play(pair, world, after, cut_chance, serial=untold)
+    play(pair, world, after, cut_chance, serial=unreported)
     pair.finish()
     pair.compare()
 
@@ -177,21 +177,21 @@ def test_wake_ups_taken_together_leave_the_same_rows_in_the_same_order(
     horizon: int, sequence: int, world: World, sizes: list[int]
 ) -> None:
     """How many ticks a message holds depends on time, and lockstep runs must not."""
-    cutting = Sizes(horizon=horizon, flush=10**6, largest=10**6, sequence=sequence)
+    cutting = Sizes(horizon=horizon, message_steps=10**6, largest=10**6, sequence=sequence)
     one, other = (Assembler("B", "s.1", "a.1", cutting) for _ in range(2))
     for size in sizes:
         ticks = [world.tick() for _ in range(size)]
         one.apply(told(ticks))
         for tick in ticks:
             other.apply(told([tick]))
-    (ours,), (theirs,) = one.cut(1), other.cut(1)
+    (ours,), (theirs,) = one.flush(1), other.flush(1)
     assert [frame == twin for frame, twin in zip(encode(ours), encode(theirs), strict=True)].count(False) == 0
 
 
 def test_many_wake_ups_of_a_steady_world_are_taken_together() -> None:
     """The fast way is really taken, and only where agents are the same in every tick."""
     world = World(random.Random(5), grouped=False, masked=False, steady=True)
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=20, flush=10**6, largest=10**6))
+    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=20, message_steps=10**6, largest=10**6))
     lengths = []
     for _ in range(40):
         part = told([world.tick() for _ in range(10)])
@@ -206,15 +206,15 @@ def test_many_wake_ups_of_a_steady_world_are_taken_together() -> None:
 
 def test_a_cut_without_data_is_answered_by_an_empty_message() -> None:
     """A cut is completed by a marked message even where no step was ever taken."""
-    pair = Pair(Sizes(horizon=4, flush=4, largest=8))
-    pair.cut(3)
+    pair = Pair(Sizes(horizon=4, message_steps=4, largest=8))
+    pair.flush(3)
     assert [len(message.log_probs) for message in pair.messages] == [0]
 
 
 def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
     """Slots and log grow to the most agents and their open steps, not with the length of the run."""
     world = World(random.Random(3), grouped=False, masked=False)
-    pair = Pair(Sizes(horizon=5, flush=10, largest=100))
+    pair = Pair(Sizes(horizon=5, message_steps=10, largest=100))
     play(pair, world, 400, 0.0)
     assert len(pair.assembler.block.live) <= 128
     assert pair.assembler.block.log.capacity <= 2048
@@ -224,9 +224,9 @@ def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
 def test_an_action_whose_observation_a_new_assembler_never_saw_makes_no_step(steps: int) -> None:
     """A decision reported before a restart and acted on after it is orphaned: its observation is not here."""
     world = World(random.Random(1), grouped=False, masked=False)
-    while not any(life.state == "waiting" for life in world.lives.values()):
+    while not any(life.state == "waiting" for life in world.agent_episodes.values()):
         world.tick()
-    pair = Pair(Sizes(horizon=steps, flush=1, largest=100))
+    pair = Pair(Sizes(horizon=steps, message_steps=1, largest=100))
     world.rejoin = True
     play(pair, world, 12, 0.0)
     pair.finish()

@@ -13,21 +13,15 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import (
-    AgentsEnded,
-    AgentsStarted,
-    BehaviorSteps,
-    Episodes,
-    OutcomesReported,
-    Segments,
-)
+from sparring.pipeline.messages.segments import Episodes, Segments
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick, World, told
 
 MANY = 10**6
 
 
 def made(sizes: Sizes | None = None, *, start: int = 1) -> Assembler:
-    return Assembler("B", "s.1", f"a.{start}", sizes or Sizes(horizon=100, flush=MANY, largest=MANY))
+    return Assembler("B", "s.1", f"a.{start}", sizes or Sizes(horizon=100, message_steps=MANY, largest=MANY))
 
 
 def wake(
@@ -44,15 +38,15 @@ def wake(
 ) -> BehaviorSteps:
     """One tick; `joined` are lives by slot, and all that reported act, if `acted`."""
     world = World(random.Random(number), grouped=False, masked=False)
-    lives = joined or {}
-    n = len(lives)
+    agent_episodes = joined or {}
+    n = len(agent_episodes)
     rows = np.array(reported, np.int32)
     report = OutcomesReported(
         slots=rows, observations=world._observations(len(rows)), rewards=np.ones(len(rows), np.float32)
     )
     for slot in reported:
         world._begin(slot, 0)
-        world.lives[slot].state = "waiting"
+        world.agent_episodes[slot].state = "waiting"
     world._calm = True
     return told(
         [
@@ -71,14 +65,14 @@ def wake(
                 if ended
                 else None,
                 joined=AgentsStarted(
-                    slots=np.array(list(lives), np.int32),
-                    agents=np.array(list(lives.values()), np.int64),
+                    slots=np.array(list(agent_episodes), np.int32),
+                    agents=np.array(list(agent_episodes.values()), np.int64),
                     groups=np.zeros(n, np.int64),
                     teams=np.zeros(n, np.int32),
                     simulators=np.zeros(n, np.int32),
                     fresh=np.full(n, fresh),
                 )
-                if lives
+                if agent_episodes
                 else None,
                 reported=report if reported else None,
                 acted=world._act(report) if reported and acted else None,
@@ -95,7 +89,7 @@ def rest(assembler: Assembler) -> tuple[list[int], list[int]]:
     """Lives told and untold in what is left."""
     found = over_the_wire(assembler.rest())
     return [life for one in found for life in one.agents.tolist()], [
-        life for one in found for life in one.untold.tolist()
+        life for one in found for life in one.unreported.tolist()
     ]
 
 
@@ -105,7 +99,7 @@ def test_a_life_seen_from_its_start_to_its_end_is_told_with_its_number() -> None
     assembler.apply(wake(1, joined={0: 1, 1: 2}, reported=(0, 1)))
     assembler.apply(wake(2, completed=2, reported=(1,), ended=(0,)))
     (found,) = over_the_wire(assembler.rest())
-    assert (found.agents.tolist(), found.untold.tolist()) == ([1], [])
+    assert (found.agents.tolist(), found.unreported.tolist()) == ([1], [])
     assert found.returns.tolist() == [1.0]
     assert found.shared_returns.tolist() == [0.5]
     assert found.lengths.tolist() == [1]
@@ -156,10 +150,10 @@ def test_untold_lives_alone_are_worth_a_message_at_the_end_and_each_is_said_once
     assembler.apply(wake(1, joined={0: 1}))
     assembler.apply(wake(2, lost=(0,)))
     (message,) = assembler.rest()
-    assert (len(message.log_probs), message.episodes.untold.tolist()) == (0, [1])
+    assert (len(message.log_probs), message.episodes.unreported.tolist()) == (0, [1])
     assert list(assembler.rest()) == []
-    (cut,) = assembler.cut(1)
-    assert cut.episodes.untold.tolist() == []
+    (flush,) = assembler.flush(1)
+    assert flush.episodes.unreported.tolist() == []
 
 
 @settings(max_examples=80)
@@ -167,7 +161,7 @@ def test_untold_lives_alone_are_worth_a_message_at_the_end_and_each_is_said_once
     seed=st.integers(0, 2**32),
     grouped=st.booleans(),
     steady=st.booleans(),
-    sizes=st.builds(Sizes, horizon=st.integers(1, 9), flush=st.integers(1, 12), largest=st.integers(12, 40)),
+    sizes=st.builds(Sizes, horizon=st.integers(1, 9), message_steps=st.integers(1, 12), largest=st.integers(12, 40)),
     batches=st.lists(st.integers(1, 8), max_size=25),
     restart=st.integers(1, 40),
 )
@@ -179,25 +173,25 @@ def test_each_life_is_told_or_untold_once_or_still_lives(
     Only what is over before a new start of assembly has heard of it is in neither; who counts has to know of that.
     """
     world = World(random.Random(seed), grouped=grouped, masked=False, steady=steady)
-    assembler, lives = made(sizes), AgentEpisodes()
+    assembler, agent_episodes = made(sizes), AgentEpisodes()
     found: list[Episodes] = []
     for number, batch in enumerate(batches):
         if number == restart:
             found += over_the_wire(assembler.rest())
-            assembler, world.rejoin = made(sizes, start=2), bool(world.lives)
-            lives.new_reader()
+            assembler, world.rejoin = made(sizes, start=2), bool(world.agent_episodes)
+            agent_episodes.new_reader()
         ticks = [world.tick() for _ in range(batch)]
         for tick in ticks:
-            lives.follow(tick)
+            agent_episodes.follow(tick)
         assembler.apply(told(ticks))
-        found += over_the_wire(assembler.flush())
+        found += over_the_wire(assembler.ready_messages())
     found += over_the_wire(assembler.rest())
-    assert Counter(life for one in found for life in one.agents.tolist()) == Counter(lives.told)
-    assert Counter(life for one in found for life in one.untold.tolist()) == Counter(lives.untold)
+    assert Counter(life for one in found for life in one.agents.tolist()) == Counter(agent_episodes.told)
+    assert Counter(life for one in found for life in one.unreported.tolist()) == Counter(agent_episodes.unreported)
     lengths = {
         life: length for one in found for life, length in zip(one.agents.tolist(), one.lengths.tolist(), strict=True)
     }
-    assert lengths == {life: lives.actions[life] for life in lives.told}
+    assert lengths == {life: agent_episodes.actions[life] for life in agent_episodes.told}
 
 
 class AgentEpisodes:
@@ -205,7 +199,7 @@ class AgentEpisodes:
 
     def __init__(self) -> None:
         self.told: list[int] = []
-        self.untold: list[int] = []
+        self.unreported: list[int] = []
         self.actions: Counter[int] = Counter()
         self._slots: dict[int, int] = {}
         self._late: set[int] = set()  # begun before this start of assembly
@@ -229,7 +223,7 @@ class AgentEpisodes:
 
     def _end(self, life: int, *, told: bool) -> None:
         if life not in self._unheard:
-            (self.told if told else self.untold).append(life)
+            (self.told if told else self.unreported).append(life)
 
 
 def test_messages_of_before_there_were_untold_lives_have_none() -> None:
@@ -238,6 +232,6 @@ def test_messages_of_before_there_were_untold_lives_have_none() -> None:
     bare = Episodes(
         returns=none, lengths=none.astype(np.int32), group_returns=none, teams=none.astype(np.int32), outcomes=none
     )
-    for name in ("agents", "shared_returns", "untold"):
+    for name in ("agents", "shared_returns", "unreported"):
         assert len(getattr(bare, name)) == 0
-    assert {field.name for field in dataclasses.fields(bare)} >= {"agents", "shared_returns", "untold"}
+    assert {field.name for field in dataclasses.fields(bare)} >= {"agents", "shared_returns", "unreported"}

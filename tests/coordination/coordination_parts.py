@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparring.pipeline.messages.service import Episodes, ProducedSteps, Segments, StepAllowance
+from sparring.pipeline.messages.segments import Episodes, Segments
+from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
 
 
 def segments(
@@ -19,7 +20,7 @@ def segments(
     began: int,
     received: int,
     orphaned: int,
-    cut: int = 0,
+    flush: int = 0,
     before: int = 0,
 ) -> Segments:
     """A message with the counts that a ledger reads, and no data; `before` steps were in those before it."""
@@ -33,7 +34,7 @@ def segments(
         orphaned=orphaned,
         received=received,
         handed_on=before + steps,
-        cut=cut,
+        flush=flush,
         lengths=i,
         observations=(),
         next_observations=(),
@@ -79,7 +80,7 @@ class Stepping:
         self.sizes = simulators
         self.computing = [False] * len(simulators)
         self.produced = 0
-        self.permit = StepAllowance(serial=0, allowance=0)
+        self.allowance = StepAllowance(serial=0, steps=0)
         self.outbox: deque[Part] = deque()
         self.spoke = False
 
@@ -89,15 +90,15 @@ class Stepping:
 
     @property
     def remaining(self) -> int:
-        return self.permit.allowance - self.produced - self.running
+        return self.allowance.steps - self.produced - self.running
 
     def agents(self, simulator: int) -> list[int]:
         first = sum(self.sizes[:simulator])
         return list(range(first, first + self.sizes[simulator]))
 
     def give_back(self) -> None:
-        if not self.sizes and self.permit.allowance > self.produced:
-            self.permit = StepAllowance(serial=self.permit.serial, allowance=self.produced)
+        if not self.sizes and self.allowance.steps > self.produced:
+            self.allowance = StepAllowance(serial=self.allowance.serial, steps=self.produced)
 
 
 class Assembler:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.messages.service import FlushRequest, LearnerState, ProducedSteps, StepAllowance
+from sparring.pipeline.messages.state import FlushRequest, LearnerState, ProducedSteps, StepAllowance
 from tests.coordination.coordination_parts import Assembler, Message, Part, Stepping, produced, segments
 
 
@@ -55,7 +55,7 @@ class Pipeline:
         self.routed: deque[Message] = deque()  # handed on, not taken by the learner yet
         self.taken_before = self.acknowledged_earlier = self.acknowledged = 0
         self.released = self.acknowledged_messages = 0
-        self.heard: set[str] = set()
+        self.known_sources: set[str] = set()
         self.saved = self._plain()
         self.board_cut = FlushRequest(serial=0, marks={})
         self.board_permits: dict[str, StepAllowance] = {}
@@ -103,16 +103,16 @@ class Pipeline:
         stepping.give_back()
         told = None
         if stepping.spoke:
-            told = produced(stepping.produced, stepping.permit.serial, stepping.permit.allowance, sum(stepping.sizes))
+            told = produced(stepping.produced, stepping.allowance.serial, stepping.allowance.steps, sum(stepping.sizes))
         self.board_stepping[stepping.service] = (stepping.source, told)
 
     def hear_permit(self, stepping: Stepping) -> None:
-        permit = self.board_permits.get(stepping.source)
-        if permit is None or permit.serial < stepping.permit.serial:
+        allowance = self.board_permits.get(stepping.source)
+        if allowance is None or allowance.serial < stepping.allowance.serial:
             return
-        if permit.serial == stepping.permit.serial:
-            permit = StepAllowance(serial=permit.serial, allowance=min(permit.allowance, stepping.permit.allowance))
-        stepping.permit = permit
+        if allowance.serial == stepping.allowance.serial:
+            allowance = StepAllowance(serial=allowance.serial, steps=min(allowance.steps, stepping.allowance.steps))
+        stepping.allowance = allowance
 
     # ---------------------------------------------------------------- assembly
 
@@ -175,7 +175,7 @@ class Pipeline:
             began=assembler.began,
             received=assembler.received,
             orphaned=assembler.orphaned,
-            cut=cut,
+            flush=cut,
             before=assembler.handed_on,
         )
         assembler.handed_on += len(steps)
@@ -203,7 +203,7 @@ class Pipeline:
         for known in list(self.ledger.sources):
             if known.rpartition(".")[0] == stepping.service and known != source:
                 self.ledger.source_gone(known)
-        self.heard.add(source)
+        self.known_sources.add(source)
         if told is not None:
             self.ledger.stepped(source, told)
 
@@ -212,11 +212,11 @@ class Pipeline:
 
     def decide(self) -> None:
         """Coordination publishes permits and cuts."""
-        if self.ledger.next_cut():
-            self.board_cut = self.ledger.cut
-        for source, permit in self.ledger.permits().items():
-            if source in self.heard:
-                self.board_permits[source] = permit
+        if self.ledger.next_flush():
+            self.board_cut = self.ledger.flush
+        for source, allowance in self.ledger.allowances().items():
+            if source in self.known_sources:
+                self.board_permits[source] = allowance
 
     def save(self) -> None:
         """The books go to disk; what the learner has acknowledged is let go."""
@@ -253,8 +253,8 @@ class Pipeline:
         self.seen[key] = record.sequence
         self.taken += len(message.steps)
         self.buffer += message.steps
-        self.closing |= record.cut > self.cut_taken
-        self.cut_taken = max(self.cut_taken, record.cut)
+        self.closing |= record.flush > self.cut_taken
+        self.cut_taken = max(self.cut_taken, record.flush)
 
     def begin_update(self) -> None:
         if self.training or not self.ready:
@@ -324,7 +324,7 @@ class Pipeline:
         self.ledger = self._new_ledger()
         self.ledger.restore(state["ledger"])
         self.taken_before, self.acknowledged, self.acknowledged_earlier = state["taken"], 0, 0
-        self.heard = set()
+        self.known_sources = set()
         self.routed.clear()
         self.arrived = self.released = self.acknowledged_messages = 0
 
@@ -375,7 +375,7 @@ class Pipeline:
         return (
             self._plain(),
             self.board_cut.serial,
-            sorted((s.source, s.permit.serial, s.permit.allowance, len(s.outbox)) for s in self.steppings),
+            sorted((s.source, s.allowance.serial, s.allowance.steps, len(s.outbox)) for s in self.steppings),
             self.arrived,
             len(self.unacknowledged),
             len(self.routed),

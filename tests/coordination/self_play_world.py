@@ -16,7 +16,7 @@ from sparring.pipeline.coordination.opponents import ExternalOpponent
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.coordination.settings import SelfPlaySettings
 from sparring.pipeline.messages.matches import Matchup, Results
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.specs import BehaviorId
 
 FAR = 10**9
@@ -35,7 +35,7 @@ LAYOUTS: tuple[Layout, ...] = (
 # ---------------------------------------------------------------- makers
 
 
-def seat(name: str, team: int) -> str:
+def behavior_id(name: str, team: int) -> str:
     return str(BehaviorId(name=name, team=team))
 
 
@@ -59,7 +59,7 @@ def begun(layout: Layout, **settings: Any) -> SelfPlay:
     """Rules that have heard of all teams and of untrained weights, version 1."""
     rules = make(layout, **settings)
     for name, teams in layout.items():
-        rules.seats(name, teams)
+        rules.set_teams(name, teams)
     for name in layout:
         rules.weights(name, 1, 0)
     return rules
@@ -74,9 +74,9 @@ def results(
     flat = [(names.index(one), score) for _, scores in rows for one, score in scores.items()]
     return Results(
         numbers=np.array(range(1, len(rows) + 1) if numbers is None else numbers, np.int64),
-        draws=np.array([draw for draw, _ in rows], np.int64),
+        matchups=np.array([matchup for matchup, _ in rows], np.int64),
         simulators=np.array([0] * len(rows) if simulators is None else simulators, np.int32),
-        seats=np.array([len(scores) for _, scores in rows], np.int32),
+        row_counts=np.array([len(scores) for _, scores in rows], np.int32),
         names=names,
         who=np.array([who for who, _ in flat], np.int32),
         scores=np.array([score for _, score in flat], np.float32),
@@ -85,14 +85,14 @@ def results(
     )
 
 
-def draws(rules: Any) -> tuple[Matchup, ...]:
+def matchups(rules: Any) -> tuple[Matchup, ...]:
     assert rules.assignment is not None
-    return tuple(rules.assignment.draws)
+    return tuple(rules.assignment.matchups)
 
 
 def ghosts_by_place(rules: SelfPlay) -> list[tuple[int, dict[str, int]]]:
     """What an assignment comes to, without its numbers."""
-    return [(one.team, dict(one.ghosts)) for one in draws(rules)]
+    return [(one.team, dict(one.ghosts)) for one in matchups(rules)]
 
 
 def plain_assignment(rules: SelfPlay) -> dict[str, Any] | None:
@@ -241,7 +241,7 @@ class Twin:
         self.team = self.order[0]
         self.turn: list[tuple[str, int]] = []
         self.lockstep = lockstep
-        self.stamps = {seat(name, team): 1 for name, teams in layout.items() for team in teams}
+        self.stamps = {behavior_id(name, team): 1 for name, teams in layout.items() for team in teams}
         self.team_changes = 0
 
     def tell(self, said: tuple[str, str, int, int]) -> None:
@@ -285,10 +285,12 @@ class Twin:
             if max(side.ghosts) - side.swapped[-1] >= side.settings["swap_steps"]:
                 side.swapped.append(max(side.ghosts))
                 for team in side.teams:
-                    self.stamps[seat(name, team)] += 1
+                    self.stamps[behavior_id(name, team)] += 1
 
-    def ghost_seats(self) -> list[str]:
-        return [seat(name, team) for name, side in self.sides.items() for team in side.teams if team != self.team]
+    def ghost_ids(self) -> list[str]:
+        return [
+            behavior_id(name, team) for name, side in self.sides.items() for team in side.teams if team != self.team
+        ]
 
     def candidates(self, one: str) -> set[int]:
         """What may be drawn for a seat now."""

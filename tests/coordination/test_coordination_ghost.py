@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.messages.state import LearnerState
 from tests.coordination.coordination_parts import produced, segments
 from tests.coordination.coordination_world import Pipeline
 
@@ -91,15 +91,15 @@ def play_on(pipeline: Playing, budgets: int = 3) -> None:
     raise AssertionError(f"stalled with {pipeline.ledger.in_flight} in flight")
 
 
-def check_books(pipeline: Playing) -> None:
+def check_step_counts(pipeline: Playing) -> None:
     """At rest, with all losses found out: every step is where the books say."""
     pipeline.settle()
-    books = pipeline.ledger.books()
-    assert (books.trained, books.stale) == (0, 0)
-    assert books.produced == books.ghost + books.lost + books.open
-    assert books.ghost == len(pipeline.played_before) + len(pipeline.played)
-    assert books.open == len(pipeline.open())
-    assert pipeline.numbers - books.produced == len(pipeline.truly_lost) - books.lost  # died unheard of, in neither
+    ledger = pipeline.ledger.step_counts()
+    assert (ledger.trained, ledger.stale) == (0, 0)
+    assert ledger.produced == ledger.ghost + ledger.lost + ledger.open
+    assert ledger.ghost == len(pipeline.played_before) + len(pipeline.played)
+    assert ledger.open == len(pipeline.open())
+    assert pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost  # died unheard of, in neither
 
 
 @settings(max_examples=60)
@@ -107,7 +107,7 @@ def check_books(pipeline: Playing) -> None:
 def test_playing_goes_on_without_an_update_ever(pipeline: Playing) -> None:
     """Ghost steps give room for others as trained ones do, and nothing is lost."""
     play_on(pipeline, 6)
-    check_books(pipeline)
+    check_step_counts(pipeline)
     assert not pipeline.truly_lost
     assert not pipeline.ledger.incidents
 
@@ -131,7 +131,7 @@ def test_whoever_dies_playing_goes_on_and_the_books_balance(pipeline: Playing, k
             pipeline.kill_stepping(pipeline.rng.randrange(pipeline.processes))
         play_on(pipeline)
     play_on(pipeline)
-    check_books(pipeline)
+    check_step_counts(pipeline)
 
 
 @settings(max_examples=40)
@@ -142,7 +142,7 @@ def test_coordination_comes_back_to_books_with_ghosts(pipeline: Playing, before:
         pipeline.step()
     pipeline.kill_coordination()
     play_on(pipeline)
-    check_books(pipeline)
+    check_step_counts(pipeline)
     assert not pipeline.truly_lost
 
 
@@ -159,9 +159,9 @@ def state(start: int, taken: int, ghost: int | None = None) -> LearnerState:
 
 
 def terms(ledger: StepLedger) -> tuple[int, int, int, int]:
-    books = ledger.books()
-    assert books.produced == books.trained + books.ghost + books.stale + books.lost + books.open
-    return books.produced, books.ghost, books.lost, books.open
+    counts = ledger.step_counts()
+    assert counts.produced == counts.trained + counts.ghost + counts.stale + counts.lost + counts.open
+    return counts.produced, counts.ghost, counts.lost, counts.open
 
 
 def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_forgotten() -> None:
@@ -197,9 +197,9 @@ def test_ghosts_leave_room_for_as_many_steps() -> None:
     allowances = []
     for played in range(0, 60, 10):
         ledger.learner(state(1, played), taken_earlier=0)
-        permit = ledger.permits()["stepping-0.1"]
-        allowances.append(permit.allowance)
-        ledger.stepped("stepping-0.1", produced(permit.allowance, permit.serial, permit.allowance, 2))
+        allowance = ledger.allowances()["stepping-0.1"]
+        allowances.append(allowance.steps)
+        ledger.stepped("stepping-0.1", produced(allowance.steps, allowance.serial, allowance.steps, 2))
         assert ledger.in_flight == 10
     assert allowances == [10, 20, 30, 40, 50, 60]
 

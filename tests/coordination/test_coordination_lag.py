@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.messages.state import LearnerState
 from tests.coordination.coordination_parts import produced, segments
 
 SOURCE, MAX_LAG = "stepping-0.1", 3
@@ -87,12 +87,12 @@ class Timed:
         self._decide()
 
     def _decide(self) -> None:
-        if self.ledger.next_cut():
+        if self.ledger.next_flush():
             self.closed += [steps for steps in self.open if steps]
             self.open = [[] for _ in self.open]
-            self._send(self.ledger.cut.serial)
-        permit = self.ledger.permits()[SOURCE]
-        self.serial, self.allowance = permit.serial, permit.allowance
+            self._send(self.ledger.flush.serial)
+        allowance = self.ledger.allowances()[SOURCE]
+        self.serial, self.allowance = allowance.serial, allowance.steps
         self.most = max(self.most, self.produced - self.ledger.done)
         self._go_on()
 
@@ -104,7 +104,7 @@ class Timed:
         self.closed = []
         counts = {"began": 0, "received": self.produced, "orphaned": 0}
         self.ledger.routed(
-            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, cut=cut, before=self.handed_on)
+            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, flush=cut, before=self.handed_on)
         )
         self.handed_on += steps
 

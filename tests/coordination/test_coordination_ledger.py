@@ -38,23 +38,23 @@ def check_budget(pipeline: Pipeline) -> None:
     assert pipeline.numbers - done <= ledger.budget + pipeline.frames + pipeline.unheard
 
 
-def check_books(pipeline: Pipeline, *, found_out: bool = False) -> None:
+def check_step_counts(pipeline: Pipeline, *, found_out: bool = False) -> None:
     """At rest: the ledger's terms are what the stages hold, but for what was lost and not found out yet."""
-    books = pipeline.ledger.books()
+    ledger = pipeline.ledger.step_counts()
     still_open = pipeline.open()
     assert pipeline.numbers == len(pipeline.trained) + len(still_open) + len(pipeline.truly_lost), (
         "the test's own books"
     )
     assert len(set(still_open)) == len(still_open)
     assert not pipeline.truly_lost & set(still_open)
-    assert books.produced == books.trained + books.ghost + books.stale + books.lost + books.open
-    assert books.trained == len(pipeline.trained)
-    assert books.lost <= len(pipeline.truly_lost)
-    assert books.open >= 0
+    assert ledger.produced == ledger.trained + ledger.ghost + ledger.stale + ledger.lost + ledger.open
+    assert ledger.trained == len(pipeline.trained)
+    assert ledger.lost <= len(pipeline.truly_lost)
+    assert ledger.open >= 0
     if found_out:
-        assert books.open == len(still_open)
+        assert ledger.open == len(still_open)
         # What died with a stepping process before anyone heard of it is in neither term.
-        assert pipeline.numbers - books.produced == len(pipeline.truly_lost) - books.lost
+        assert pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost
 
 
 def check_fed(pipeline: Pipeline) -> None:
@@ -77,7 +77,7 @@ def test_without_a_crash_the_budget_holds_the_learner_is_fed_and_nothing_is_lost
     for _ in range(rests):
         run(pipeline, 120)
         pipeline.settle()
-        check_books(pipeline, found_out=True)
+        check_step_counts(pipeline, found_out=True)
         check_fed(pipeline)
         assert not pipeline.truly_lost
         assert not pipeline.ledger.incidents
@@ -123,10 +123,10 @@ def test_a_crash_loses_what_its_stage_held_and_the_books_say_so(
         assert lost <= held
         run(pipeline, 400)
         pipeline.settle()
-        check_books(pipeline)
+        check_step_counts(pipeline)
     train_on(pipeline)
     pipeline.settle()
-    check_books(pipeline, found_out=True)
+    check_step_counts(pipeline, found_out=True)
 
 
 def kill_one(pipeline: Pipeline, kill: str) -> int:
@@ -170,7 +170,7 @@ def test_a_stepping_process_whose_simulators_stay_away_starves_nobody(pipeline: 
     if pipeline.processes > 1:
         train_on(pipeline)
     pipeline.settle()
-    check_books(pipeline)
+    check_step_counts(pipeline)
 
 
 @settings(max_examples=60, deadline=None)
@@ -188,10 +188,10 @@ def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, bef
     assert twin.to_plain() == ledger.to_plain()
     assert (twin.produced, twin.done, twin.in_flight) == (ledger.produced, ledger.done, ledger.in_flight)
     assert twin.waiting == ledger.waiting
-    assert twin.next_cut() == ledger.next_cut()
-    assert (twin.cut.serial, twin.cut.marks) == (ledger.cut.serial, ledger.cut.marks)
+    assert twin.next_flush() == ledger.next_flush()
+    assert (twin.flush.serial, twin.flush.marks) == (ledger.flush.serial, ledger.flush.marks)
     plain_permits = [
-        {name: (permit.serial, permit.allowance, permit.version) for name, permit in one.permits().items()}
+        {name: (allowance.serial, allowance.steps, allowance.version) for name, allowance in one.allowances().items()}
         for one in (twin, ledger)
     ]
     assert plain_permits[0] == plain_permits[1]

@@ -20,7 +20,7 @@ from sparring.pipeline.coordination.lessons import (
     Measure,
     WeightsUpdate,
 )
-from sparring.pipeline.messages.service import Episodes
+from sparring.pipeline.messages.segments import Episodes
 
 
 def lesson(number: int, criterion: Criterion | None = None) -> Lesson:

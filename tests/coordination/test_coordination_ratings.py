@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 from sparring.pipeline.coordination.opponents import ExternalOpponent
 from sparring.pipeline.coordination.ratings import Ratings, expected
 from sparring.pipeline.coordination.self_play import SelfPlay
-from tests.coordination.self_play_world import FAR, begun, draws, ghosts_by_place, results, seat
+from tests.coordination.self_play_world import FAR, begun, behavior_id, ghosts_by_place, matchups, results
 
 RATING = st.floats(-1000, 4000)
-A0, A1, A2, B1, C2 = seat("A", 0), seat("A", 1), seat("A", 2), seat("B", 1), seat("C", 2)
+A0, A1, A2, B1, C2 = (
+    behavior_id("A", 0),
+    behavior_id("A", 1),
+    behavior_id("A", 2),
+    behavior_id("B", 1),
+    behavior_id("C", 2),
+)
 SCORE = st.sampled_from([0.0, 0.5, 1.0])
 
 
@@ -92,7 +98,7 @@ def two(
     rules: SelfPlay, own: float, other: float | None = None, place: int = 0, matches: int = 1
 ) -> list[dict[str, Any]]:
     """Matches of the symmetric game under one of its draws."""
-    number = draws(rules)[place].number
+    number = matchups(rules)[place].number
     scores = {A0: own, A1: 1 - own if other is None else other}
     return list(rules.results(results([(number, scores)] * matches)))
 
@@ -130,7 +136,7 @@ def test_all_start_with_initial_elo() -> None:
 def test_a_match_is_one_update(scores: list[float]) -> None:
     """Ratings after a batch of matches are those of the formula, one match after the other, and their sum stays."""
     rules = begun({"A": (0, 1)})
-    number = draws(rules)[0].number
+    number = matchups(rules)[0].number
     lines = list(rules.results(results([(number, {A0: score, A1: 1 - score}) for score in scores])))
     own = other = 1200.0
     for score in scores:
@@ -146,10 +152,10 @@ def test_a_match_is_one_update(scores: list[float]) -> None:
 def test_five_of_a_team_move_once() -> None:
     """Rows of a match are its seats: an uneven team of two names moves by one update, whatever it is made of."""
     rules = begun({"K": (0,), "S": (0,), "O": (1,)})
-    number = draws(rules)[0].number
-    scores = {seat("K", 0): 1.0, seat("S", 0): 1.0, seat("O", 1): 0.0}
+    number = matchups(rules)[0].number
+    scores = {behavior_id("K", 0): 1.0, behavior_id("S", 0): 1.0, behavior_id("O", 1): 0.0}
     (line,) = rules.results(results([(number, scores)]))
-    assert line["players"] == {seat("K", 0): "K", seat("S", 0): "S", seat("O", 1): "O@1"}
+    assert line["players"] == {behavior_id("K", 0): "K", behavior_id("S", 0): "S", behavior_id("O", 1): "O@1"}
     assert rules.ratings.matches == 1
     assert rules.ratings.elo["K"] == rules.ratings.elo["S"] == 1208
     assert rules.ratings.elo["O@1"] == 1192
@@ -168,7 +174,7 @@ def test_an_unknown_score_of_the_others_is_what_the_learner_leaves() -> None:
 def test_the_learner_of_a_draw_is_rated_as_the_learner_after_a_change_of_team_too() -> None:
     """A match under way at a change ends under its old assignment."""
     rules = begun({"A": (0,), "B": (1,)}, team_change=10)
-    number = draws(rules)[0].number
+    number = matchups(rules)[0].number
     rules.weights("A", 2, 10)
     assert rules.team == 1
     (line,) = rules.results(results([(number, {A0: 1.0, B1: 0.0})]))
@@ -181,7 +187,7 @@ def test_the_learner_of_a_draw_is_rated_as_the_learner_after_a_change_of_team_to
 def test_matches_of_forgotten_draws_are_counted_and_rated_nowhere() -> None:
     """Whatever is said of a draw that nobody knows changes no rating."""
     rules = begun({"A": (0, 1)})
-    known = draws(rules)[0].number
+    known = matchups(rules)[0].number
     before = dict(rules.ratings.elo)
     assert not list(rules.results(results([(999, {A0: 1.0, A1: 0.0})] * 3)))
     assert (rules.unknown, rules.ratings.elo, rules.ratings.matches) == (3, before, 0)
@@ -194,7 +200,7 @@ def test_matches_of_forgotten_draws_are_counted_and_rated_nowhere() -> None:
 def test_a_simulator_that_plays_the_other_team_itself_is_rated_as_scripted() -> None:
     """One seat in the match: its opponent is `scripted`, which has a rating of its own."""
     rules = begun({"A": (0,)}, initial_elo=1000.0)
-    number = draws(rules)[0].number
+    number = matchups(rules)[0].number
     lines = list(rules.results(results([(number, {A0: 1.0})] * 2)))
     assert lines[0]["players"] == {A0: "A"}
     second = 16 * (1 - 1 / (1 + math.pow(10, -16 / 400)))
@@ -215,13 +221,13 @@ def test_an_opponent_from_elsewhere_is_rated_under_its_label() -> None:
 def test_lines_of_the_match_table_are_plain() -> None:
     """They say match, simulator, draw, team, players, scores and whether the simulator said so."""
     rules = begun({"A": (0, 1)})
-    number = draws(rules)[1].number
+    number = matchups(rules)[1].number
     found = results([(number, {A0: 0.5, A1: 0.5})], numbers=[17], simulators=[5])
     (line,) = json.loads(json.dumps(list(rules.results(found))))
     assert line == {
         "match": 17,
         "simulator": 5,
-        "draw": number,
+        "matchup": number,
         "team": 0,
         "players": {A0: "A", A1: "A@1"},
         "scores": {A0: 0.5, A1: 0.5},
@@ -251,24 +257,24 @@ STRENGTH = 0.65 / 0.35
 def free_for_all(rules: SelfPlay, strengths: dict[str, float], matches: int, rng: random.Random) -> None:
     """Matches by Luce's choice: the winner with chances as strengths, then the second; 1, 0.5 and 0."""
     for at in range(matches):
-        drawn = draws(rules)[at % len(draws(rules))]
+        matchup = matchups(rules)[at % len(matchups(rules))]
         keys = {one: rng.expovariate(strength) for one, strength in strengths.items()}
         ranked = sorted(keys, key=lambda one: keys[one])
         scores = {ranked[0]: 1.0, ranked[1]: 0.5, ranked[2]: 0.0}
-        list(rules.results(results([(drawn.number, {one: scores[one] for one in (A0, B1, C2)})], numbers=[at + 1])))
+        list(rules.results(results([(matchup.number, {one: scores[one] for one in (A0, B1, C2)})], numbers=[at + 1])))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_true_order_of_three_players_is_recovered_within_300_matches(seed: int) -> None:
     """Each better one wins 65 % of its pairings; mu and sigma stay finite, and sigma falls."""
     rng = random.Random(seed)
-    seats = rng.sample([A0, B1, C2], 3)
+    behavior_ids = rng.sample([A0, B1, C2], 3)
     rules = begun({"A": (0,), "B": (1,), "C": (2,)}, seed=seed)
     players = {A0: "A", B1: "B@1", C2: "C@1"}
-    before = {players[one]: rules.ratings.skills[players[one]] for one in seats}
-    free_for_all(rules, {one: STRENGTH**-at for at, one in enumerate(seats)}, 300, rng)
+    before = {players[one]: rules.ratings.skills[players[one]] for one in behavior_ids}
+    free_for_all(rules, {one: STRENGTH**-at for at, one in enumerate(behavior_ids)}, 300, rng)
     skills = {player: rules.ratings.skills[player] for player in players.values()}
-    assert sorted(skills, key=lambda player: -skills[player][0]) == [players[one] for one in seats]
+    assert sorted(skills, key=lambda player: -skills[player][0]) == [players[one] for one in behavior_ids]
     assert all(math.isfinite(mu) and 0 < sigma < before[player][1] for player, (mu, sigma) in skills.items())
     assert rules.ratings.matches == 300
 
@@ -293,7 +299,7 @@ def test_a_snapshot_of_a_free_for_all_starts_with_mu_and_sigma_of_the_learner() 
 
 
 def third(rules: SelfPlay, place: int, scores: dict[str, float]) -> None:
-    list(rules.results(results([(draws(rules)[place].number, scores)])))
+    list(rules.results(results([(matchups(rules)[place].number, scores)])))
 
 
 def test_the_win_rate_against_each_snapshot_is_that_against_its_team() -> None:

@@ -22,12 +22,12 @@ from tests.coordination.self_play_world import (
     Source,
     Twin,
     begun,
-    draws,
+    behavior_id,
     ghosts_by_place,
     histories,
     make,
+    matchups,
     one_settings,
-    seat,
     tell,
 )
 
@@ -46,7 +46,7 @@ class Beside:
         self.source = Source(layout, end)
         self.drawn: dict[str, tuple[int, list[int]]] = {}
         for name, teams in layout.items():
-            self.rules.seats(name, teams)
+            self.rules.set_teams(name, teams)
         for name in layout:
             tell(self.rules, ("weights", name, 1, 0))
             self.twin.tell(("weights", name, 1, 0))
@@ -65,14 +65,14 @@ class Beside:
         assert {name: side.window for name, side in rules.sides.items()} == {
             name: side.window for name, side in twin.sides.items()
         }
-        assert all(one.team == twin.team for one in draws(rules))
-        for one in twin.ghost_seats():
-            self._check_seat(one)
-        assert all(set(one.ghosts) == set(twin.ghost_seats()) for one in draws(rules))
+        assert all(one.team == twin.team for one in matchups(rules))
+        for one in twin.ghost_ids():
+            self._check_behavior(one)
+        assert all(set(one.ghosts) == set(twin.ghost_ids()) for one in matchups(rules))
 
-    def _check_seat(self, one: str) -> None:
+    def _check_behavior(self, one: str) -> None:
         """The same as before until its moment has come; then something that may be drawn at that moment."""
-        now = [drawn.ghosts[one] for drawn in draws(self.rules)]
+        now = [drawn.ghosts[one] for drawn in matchups(self.rules)]
         stamp = self.twin.stamps[one]
         if self.drawn.get(one, (0, []))[0] == stamp:
             assert now == self.drawn[one][1]
@@ -126,13 +126,13 @@ def test_an_assignment_gets_a_new_serial_exactly_when_it_is_another(
     rules = begun(layout, lockstep=lockstep, save_steps=20, swap_steps=30, team_change=50)
     source = Source(layout, dict.fromkeys(layout, FAR))
     known: dict[int, tuple[int, dict[str, int]]] = {}
-    serial, former = 1, draws(rules)
+    serial, former = 1, matchups(rules)
     for event in history:
         tell(rules, source.say(event))
         assert rules.assignment is not None
-        changed = [one.number for one in former] != [one.number for one in draws(rules)]
+        changed = [one.number for one in former] != [one.number for one in matchups(rules)]
         assert rules.assignment.serial == serial + changed
-        serial, former = rules.assignment.serial, draws(rules)
+        serial, former = rules.assignment.serial, matchups(rules)
         for one in former:
             assert known.setdefault(one.number, (one.team, dict(one.ghosts))) == (one.team, dict(one.ghosts))
 
@@ -236,9 +236,9 @@ def outcomes(orders: Any, heard: Sequence[tuple[str, Any]]) -> list[tuple[int | 
 def test_draws_do_not_depend_on_the_order_in_which_teams_and_names_are_heard_of() -> None:
     """Two simulators that show teams one after the other, and weights that come before, between and after."""
     heard: list[tuple[str, Any]] = [
-        ("seats", ("A", (1,))),
-        ("seats", ("A", (0,))),
-        ("seats", ("B", (2,))),
+        ("set_teams", ("A", (1,))),
+        ("set_teams", ("A", (0,))),
+        ("set_teams", ("B", (2,))),
         ("weights", ("A", 1, 0)),
         ("weights", ("B", 1, 0)),
     ]
@@ -253,8 +253,8 @@ def test_who_learns_first_does_not_depend_on_whether_weights_or_teams_are_heard_
     So goes on a run whose file of books was taken away, as its error message says.
     """
     heard: list[tuple[str, Any]] = [
-        ("seats", ("A", (0,))),
-        ("seats", ("B", (1,))),
+        ("set_teams", ("A", (0,))),
+        ("set_teams", ("B", (1,))),
         ("weights", ("A", 7, 500)),
         ("weights", ("B", 9, 400)),
     ]
@@ -265,8 +265,8 @@ def test_who_learns_first_does_not_depend_on_whether_weights_or_teams_are_heard_
 def team_after(order: Sequence[str]) -> int | None:
     rules = make({"A": (0,), "B": (1,)}, max_steps=100, team_change=1000)
     told = {
-        "seats A": lambda: rules.seats("A", (0,)),
-        "seats B": lambda: rules.seats("B", (1,)),
+        "seats A": lambda: rules.set_teams("A", (0,)),
+        "seats B": lambda: rules.set_teams("B", (1,)),
         "weights A": lambda: rules.weights("A", 3, 100),
         "weights B": lambda: rules.weights("B", 1, 0),
     }
@@ -284,12 +284,12 @@ def test_a_learner_that_was_done_before_anybody_began_is_passed_over() -> None:
 def test_nobody_is_assigned_before_all_names_are_known() -> None:
     """An opponent whose weights nobody has published yet cannot play."""
     rules = make({"A": (0,), "B": (1,)})
-    rules.seats("A", (0,))
-    rules.seats("B", (1,))
+    rules.set_teams("A", (0,))
+    rules.set_teams("B", (1,))
     rules.weights("A", 1, 0)
     assert rules.assignment is None
     rules.weights("B", 1, 0)
-    assert ghosts_by_place(rules) == [(0, {seat("B", 1): 1})] * 4
+    assert ghosts_by_place(rules) == [(0, {behavior_id("B", 1): 1})] * 4
 
 
 def test_a_team_that_comes_late_joins_the_queue() -> None:
@@ -297,10 +297,10 @@ def test_a_team_that_comes_late_joins_the_queue() -> None:
     rules = begun({"A": (0, 1)}, team_change=100, save_steps=10, play_against_latest_model_ratio=0.0)
     learn(rules, "A", 100)
     before = ghosts_by_place(rules)
-    rules.seats("A", (0, 1, 2))
+    rules.set_teams("A", (0, 1, 2))
     after = ghosts_by_place(rules)
-    assert [ghosts[seat("A", 0)] for _, ghosts in after] == [ghosts[seat("A", 0)] for _, ghosts in before]
-    assert all(seat("A", 2) in ghosts for _, ghosts in after)
+    assert [ghosts[behavior_id("A", 0)] for _, ghosts in after] == [ghosts[behavior_id("A", 0)] for _, ghosts in before]
+    assert all(behavior_id("A", 2) in ghosts for _, ghosts in after)
     seen = []
     for _ in range(6):
         seen.append(rules.team)
@@ -414,7 +414,7 @@ def test_several_simulators_meet_different_opponents_at_one_moment() -> None:
     different = 0
     for crossing in range(1, 21):
         rules.ghosts("A", 2000 * crossing)
-        different += len({one.ghosts[seat("A", 1)] for one in draws(rules)}) > 1
+        different += len({one.ghosts[behavior_id("A", 1)] for one in matchups(rules)}) > 1
     assert different >= 15
 
 
@@ -425,6 +425,6 @@ def test_what_plays_and_may_be_drawn_is_wanted() -> None:
     source = Source({"A": (0, 1), "B": (2,)}, {"A": FAR, "B": FAR})
     for _ in range(100):
         tell(rules, source.say(Event(rng.choice(["weights", "ghosts"]), rng.randrange(2), rng.randrange(30))))
-        named = {(BehaviorId.parse(one).name, n) for draw in draws(rules) for one, n in draw.ghosts.items()}
+        named = {(BehaviorId.parse(one).name, n) for matchup in matchups(rules) for one, n in matchup.ghosts.items()}
         assert rules.playing == named
         assert rules.wanted == named | {(name, v) for name, side in rules.sides.items() for v in side.window}

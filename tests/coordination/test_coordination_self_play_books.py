@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.messages.service import ProducedSteps
+from sparring.pipeline.messages.state import ProducedSteps
 from tests.coordination.coordination_parts import produced, segments
 from tests.coordination.coordination_world import Pipeline
 
 
-def ledger(**said: Any) -> StepLedger:
+def new_ledger(**said: Any) -> StepLedger:
     return StepLedger(buffer_size=20, overlap=1, **said)
 
 
@@ -26,45 +26,45 @@ def told(steps: int, ghosts: int, *, agents: int = 4) -> ProducedSteps:
 
 def test_ghosts_steps_are_produced_and_ghost_at_once() -> None:
     """They are never open, in flight or waiting, and no cut is made for them."""
-    books = ledger()
-    books.stepped("stepping-0.1", told(0, 10_000))
-    found = books.books()
+    ledger = new_ledger()
+    ledger.stepped("stepping-0.1", told(0, 10_000))
+    found = ledger.step_counts()
     assert (found.produced, found.ghost, found.open) == (10_000, 10_000, 0)
-    assert (books.in_flight, books.waiting) == (0, 0)
-    assert not books.next_cut()
+    assert (ledger.in_flight, ledger.waiting) == (0, 0)
+    assert not ledger.next_flush()
 
 
 def test_ghosts_steps_take_no_budget() -> None:
     """A run whose ghosts have played for long gets the same permits as one without ghosts."""
-    one, other = ledger(), ledger()
+    one, other = new_ledger(), new_ledger()
     for steps in range(0, 40, 5):
         one.stepped("stepping-0.1", told(steps, 1000 * steps))
         other.stepped("stepping-0.1", told(steps, 0))
-        assert one.next_cut() == other.next_cut()
-        mine, others = one.permits()["stepping-0.1"], other.permits()["stepping-0.1"]
-        assert (mine.serial, mine.allowance) == (others.serial, others.allowance)
+        assert one.next_flush() == other.next_flush()
+        mine, others = one.allowances()["stepping-0.1"], other.allowances()["stepping-0.1"]
+        assert (mine.serial, mine.steps) == (others.serial, others.steps)
 
 
 def test_what_comes_late_takes_nothing_back() -> None:
     """Boards and segments tell of ghosts in any order: the highest count of a source is right."""
-    books = ledger()
-    books.stepped("stepping-0.1", told(0, 50))
+    ledger = new_ledger()
+    ledger.stepped("stepping-0.1", told(0, 50))
     late = replace(segments("stepping-0.1", "assembly.1", 1, steps=0, began=0, received=0, orphaned=0), ghosts=30)
-    books.routed(late)
-    assert books.ghosts == 50
-    books.routed(replace(late, sequence=2, ghosts=70))
-    books.stepped("stepping-0.1", told(0, 60))
-    assert books.ghosts == books.books().ghost == 70
+    ledger.routed(late)
+    assert ledger.ghosts == 50
+    ledger.routed(replace(late, sequence=2, ghosts=70))
+    ledger.stepped("stepping-0.1", told(0, 60))
+    assert ledger.ghosts == ledger.step_counts().ghost == 70
 
 
 def test_what_a_dead_process_had_played_stays_in_the_books() -> None:
     """Its successor counts from zero; the sum goes on, and nothing of it is lost."""
-    books = ledger()
-    books.stepped("stepping-0.1", told(5, 50))
-    books.source_gone("stepping-0.1")
-    books.stepped("stepping-0.2", told(0, 7))
-    books.source_closed("stepping-0.1")
-    found = books.books()
+    ledger = new_ledger()
+    ledger.stepped("stepping-0.1", told(5, 50))
+    ledger.source_gone("stepping-0.1")
+    ledger.stepped("stepping-0.2", told(0, 7))
+    ledger.source_closed("stepping-0.1")
+    found = ledger.step_counts()
     assert (found.ghost, found.lost, found.produced) == (57, 5, 62)
 
 
@@ -84,28 +84,28 @@ class Played:
 @given(moves=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=60))
 def test_the_sum_holds_over_any_history(moves: list[tuple[int, int, int]]) -> None:
     """Stepping and coordination die at any moment: ghosts are the highest counts that were heard, added up."""
-    books = ledger(processes=3)
+    ledger = new_ledger(processes=3)
     starts, sources = [1, 1, 1], [Played(), Played(), Played()]
     known: dict[str, int] = {}
-    saved = json.dumps(books.to_plain())
+    saved = json.dumps(ledger.to_plain())
     kept = dict(known)
     for move, at, amount in moves:
         name, source = f"stepping-{at}.{starts[at]}", sources[at]
         if move in (0, 1):
             source.ghosts += amount
         elif move in (2, 3):
-            books.stepped(name, told(source.steps, source.ghosts))
+            ledger.stepped(name, told(source.steps, source.ghosts))
             known[name] = source.ghosts
         elif move == 4:
-            books.source_gone(name)
+            ledger.source_gone(name)
             starts[at], sources[at] = starts[at] + 1, Played()
         elif move == 5:
-            saved, kept = json.dumps(books.to_plain()), dict(known)
+            saved, kept = json.dumps(ledger.to_plain()), dict(known)
         else:
-            books, known = ledger(processes=3), dict(kept)
-            books.restore(json.loads(saved))
-        found = books.books()
-        assert books.ghosts == found.ghost == sum(known.values())
+            ledger, known = new_ledger(processes=3), dict(kept)
+            ledger.restore(json.loads(saved))
+        found = ledger.step_counts()
+        assert ledger.ghosts == found.ghost == sum(known.values())
         assert found.produced == found.trained + found.ghost + found.stale + found.lost + found.open
 
 
@@ -143,7 +143,7 @@ class Ghostly(Pipeline):
 
 
 def granted(world: Pipeline) -> dict[str, tuple[int, int]]:
-    return {name: (permit.serial, permit.allowance) for name, permit in world.ledger.permits().items()}
+    return {name: (allowance.serial, allowance.steps) for name, allowance in world.ledger.allowances().items()}
 
 
 def sizes(data: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_with_ghosts_a_pipeline_does_what_it_does_without(data: Any, seed: int, 
         one.step()
         other.step()
         assert granted(one) == granted(other)
-        mine, others = one.ledger.books(), other.ledger.books()
+        mine, others = one.ledger.step_counts(), other.ledger.step_counts()
         assert mine.ghost == sum(one.heard_of.values())
         assert mine.produced - mine.ghost == others.produced - others.ghost
         assert (mine.trained, mine.stale, mine.lost, mine.open) == (
@@ -198,6 +198,6 @@ def test_over_crashes_the_books_with_ghosts_balance(data: Any, seed: int, kills:
         assert world.ledger.ghosts == before
         for _ in range(120):
             world.step()
-            found = world.ledger.books()
+            found = world.ledger.step_counts()
             assert found.produced == found.trained + found.ghost + found.stale + found.lost + found.open
             assert found.ghost == world.ledger.ghosts == sum(world.heard_of.values())

@@ -10,10 +10,10 @@ from scipy.stats import binomtest, chisquare
 
 from sparring.pipeline.coordination.opponents import ExternalOpponent
 from sparring.pipeline.coordination.self_play import SelfPlay
-from tests.coordination.self_play_world import FAR, begun, draws, results, seat
+from tests.coordination.self_play_world import FAR, begun, behavior_id, matchups, results
 
-GHOST = seat("A", 1)
-LEARNER = seat("A", 0)
+GHOST = behavior_id("A", 1)
+LEARNER = behavior_id("A", 0)
 RARE = 1e-4
 """A correct draw fails with this chance, once for the fixed seed and not at every run."""
 
@@ -35,7 +35,7 @@ def crossings(rules: SelfPlay, count: int) -> list[tuple[int, ...]]:
     found = []
     for _ in range(count):
         rules.ghosts("A", rules.sides["A"].ghost + 10)
-        found.append(tuple(one.ghosts[GHOST] for one in draws(rules)))
+        found.append(tuple(one.ghosts[GHOST] for one in matchups(rules)))
     return found
 
 
@@ -67,7 +67,8 @@ def test_the_latest_policy_is_drawn_with_its_ratio(ratio: float) -> None:
 def play(rules: SelfPlay, score: dict[int, float]) -> None:
     """One match under each draw."""
     found = [
-        (one.number, {LEARNER: score[one.ghosts[GHOST]], GHOST: 1 - score[one.ghosts[GHOST]]}) for one in draws(rules)
+        (one.number, {LEARNER: score[one.ghosts[GHOST]], GHOST: 1 - score[one.ghosts[GHOST]]})
+        for one in matchups(rules)
     ]
     assert len(list(rules.results(results(found)))) == len(found)
 

@@ -28,13 +28,13 @@ from tests.coordination.self_play_world import (
     NotingBoard,
     Source,
     begun,
-    draws,
+    behavior_id,
     histories,
     make,
+    matchups,
     one_settings,
     plain_assignment,
     results,
-    seat,
     tell,
     weights,
 )
@@ -44,10 +44,10 @@ KINDS = ("weights", "weights", "ghosts", "ghosts", "back", "match", "match")
 
 def play_match(rules: SelfPlay, event: Event) -> None:
     """A match under one of the draws, decided by the event."""
-    drawn = draws(rules)[event.steps % len(draws(rules))]
-    own = [seat(name, drawn.team) for name in rules.learning]
-    scores = dict.fromkeys(own, (event.steps % 3) / 2) | dict.fromkeys(drawn.ghosts, 1 - (event.steps % 3) / 2)
-    list(rules.results(results([(drawn.number, scores)])))
+    matchup = matchups(rules)[event.steps % len(matchups(rules))]
+    own = [behavior_id(name, matchup.team) for name in rules.learning]
+    scores = dict.fromkeys(own, (event.steps % 3) / 2) | dict.fromkeys(matchup.ghosts, 1 - (event.steps % 3) / 2)
+    list(rules.results(results([(matchup.number, scores)])))
 
 
 def hear(rules: SelfPlay, source: Source, event: Event) -> None:
@@ -92,7 +92,7 @@ def test_rules_that_were_stopped_go_on_as_those_that_were_not(
             assert plain_assignment(other) == plain_assignment(one)
             for name, stand in sources[0].stands.items():
                 other.weights(name, stand.version, stand.trained)
-                other.seats(name, layout[name])
+                other.set_teams(name, layout[name])
         hear(one, sources[0], event)
         if other is not one:
             hear(other, sources[1], event)
@@ -127,9 +127,9 @@ class Run:
 
     def __init__(self, root: Path, layout: Layout, **said: Any) -> None:
         self.root, self.layout, self.said = root, layout, said
-        self.board = NotingBoard()
+        self.topic = NotingBoard()
         self.rules = make(layout, **said)
-        self.ghosts = Ghosts(self.rules, root, {}, self.board)
+        self.ghosts = Ghosts(self.rules, root, {}, self.topic)
         self.published = 0
         self.state = ""
         self.former: set[tuple[str, int]] = set()
@@ -166,10 +166,10 @@ class Run:
             found = Snapshots(self.root).load(name, number)
             assert np.array_equal(found.arrays["actor.weight"], weights(name, number).arrays["actor.weight"])
         self.ghosts.publish()
-        shown = {(one.behavior, one.version) for one in self.board.latest.values()}
+        shown = {(one.behavior, one.version) for one in self.topic.latest.values()}
         assert playing <= shown
         self.most = max(self.most, len(playing | self.former))
-        assert len(self.board.latest) <= self.most
+        assert len(self.topic.latest) <= self.most
         self.former, self.published = playing, self.ghosts.serial
 
     def restart(self) -> Run:
@@ -229,7 +229,7 @@ def test_every_snapshot_of_the_window_is_on_disk_though_the_next_weights_come_at
     assert Snapshots(tmp_path).has("A", 2)
     for crossing in range(1, 20):
         run.hear(("ghosts", "A", 10 * crossing, 0))
-    assert {one.version for _, one in run.board.published} == {1, 2}
+    assert {one.version for _, one in run.topic.published} == {1, 2}
 
 
 def test_keys_are_used_again(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_keys_are_used_again(tmp_path: Path) -> None:
         run.keep()
         run.hear(("ghosts", "A", at, 0))
     assert run.published > 50
-    assert len({key for key, _ in run.board.published}) <= 8
-    assert len({one.version for _, one in run.board.published}) > 20
+    assert len({key for key, _ in run.topic.published}) <= 8
+    assert len({one.version for _, one in run.topic.published}) > 20
 
 
 def test_weights_that_go_on_playing_are_not_published_again(tmp_path: Path) -> None:
@@ -252,19 +252,19 @@ def test_weights_that_go_on_playing_are_not_published_again(tmp_path: Path) -> N
     for at in range(1, 30):
         run.weights("A", at + 1, at)
         run.keep()
-        before, shown = set(run.rules.playing), len(run.board.published)
+        before, shown = set(run.rules.playing), len(run.topic.published)
         run.hear(("ghosts", "A", at, 0))
-        fresh = {(one.behavior, one.version) for _, one in run.board.published[shown:]}
+        fresh = {(one.behavior, one.version) for _, one in run.topic.published[shown:]}
         assert not fresh & before
 
 
 # ---------------------------------------------------------------- the match table
 
-A0, A1 = seat("A", 0), seat("A", 1)
+A0, A1 = behavior_id("A", 0), behavior_id("A", 1)
 
 
 def matches_of(run: Run, numbers: range) -> Any:
-    number = draws(run.rules)[0].number
+    number = matchups(run.rules)[0].number
     found = results([(number, {A0: 1.0, A1: 0.0})] * len(numbers), numbers=list(numbers))
     return replace(found, before=numbers.start - 1)
 
@@ -393,13 +393,13 @@ def test_weights_from_elsewhere_are_published_under_their_number(tmp_path: Path)
     """They are the run's own only by name: the number is negative, and no snapshot of them is made."""
     stranger = weights("A", -1)
     rules = make({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("old", 1e12)]})
-    board = NotingBoard()
-    ghosts = Ghosts(rules, tmp_path, {("A", -1): stranger}, board)
+    topic = NotingBoard()
+    ghosts = Ghosts(rules, tmp_path, {("A", -1): stranger}, topic)
     ghosts.stepped({"A": (0, 1)}, {})
     ghosts.weights(weights("A", 1))
     ghosts.keep()
     ghosts.publish()
-    assert list(board.latest.values()) == [stranger]
+    assert list(topic.latest.values()) == [stranger]
     assert [path.stem for path in tmp_path.rglob("*.safetensors")] == ["000000001"]
     assert ghosts.described()["opponents"] == ["old"]
 

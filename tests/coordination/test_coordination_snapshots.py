@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 
 
 def policy(version: int, *, name: str = "Soccer", network: str = "") -> PolicyWeights:

@@ -23,7 +23,7 @@ from sparring.pipeline.messages.simulator import Ends
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.agents import Roster, SlotTable
 from sparring.pipeline.stepping.matches import Matches
-from tests.coordination.self_play_world import draws, results, seat
+from tests.coordination.self_play_world import behavior_id, matchups, results
 
 LineUp = tuple[str, ...]
 Outcome = Callable[[random.Random, LineUp], tuple[float, float]]
@@ -39,7 +39,7 @@ def labels(tournament: Tournament, one: Matchup) -> LineUp:
 def begun(names: dict[str, tuple[int, ...]], players: int, matches: int, *, mirror: bool = False) -> Tournament:
     tournament = Tournament(list(names), [f"p{at}" for at in range(players)], matches, mirror=mirror)
     for name, teams in names.items():
-        tournament.seats(name, teams)
+        tournament.set_teams(name, teams)
     return tournament
 
 
@@ -62,7 +62,7 @@ class Hall:
     ghosts: dict[int, str] = field(default_factory=dict)
 
     def begin(self, simulator: int, now: float) -> None:
-        offered = draws(self.tournament)
+        offered = matchups(self.tournament)
         one = offered[simulator % len(offered)]
         self.number += 1
         score, time = self.decide(self.rng, labels(self.tournament, one))
@@ -75,10 +75,10 @@ class Hall:
             self.begin(simulator, 0.0)
         while not self.tournament.complete:
             assert self.number < limit, "never complete"
-            now, number, simulator, drawn, score = heapq.heappop(self.under_way)
+            now, number, simulator, matchup, score = heapq.heappop(self.under_way)
             teams = sorted(self.ghosts)
             scores = {self.ghosts[team]: score if at == 0 else 1 - score for at, team in enumerate(teams)}
-            found = results([(drawn, scores)], numbers=[number], simulators=[simulator])
+            found = results([(matchup, scores)], numbers=[number], simulators=[simulator])
             self.lines += self.tournament.results(found)
             self.ended.append(number)
             self.begin(simulator, now)
@@ -128,7 +128,7 @@ def test_every_line_up_counts_as_often_and_with_its_first_matches(
 ) -> None:
     """However long matches take: counted are those of each line-up that began first, and each pair has its matches."""
     tournament = begun(names, players, matches, mirror=mirror)
-    offered = {labels(tournament, one) for one in draws(tournament)}
+    offered = {labels(tournament, one) for one in matchups(tournament)}
     hall = Hall(tournament, simulators, random.Random(seed), decide)
     hall.play()
     lineups = {number: lineup for number, lineup in hall.began if number <= hall.whole}
@@ -160,9 +160,9 @@ def test_a_tournament_is_complete_exactly_when_every_line_up_has_its_quota(
         assert tournament.complete == whole
         if whole:
             return
-        now, number, simulator, drawn, score = heapq.heappop(hall.under_way)
-        scores = {seat("S", 0): score, seat("S", 1): 1 - score}
-        hall.lines += tournament.results(results([(drawn, scores)], numbers=[number]))
+        now, number, simulator, matchup, score = heapq.heappop(hall.under_way)
+        scores = {behavior_id("S", 0): score, behavior_id("S", 1): 1 - score}
+        hall.lines += tournament.results(results([(matchup, scores)], numbers=[number]))
         hall.ended.append(number)
         hall.begin(simulator, now)
     raise AssertionError("never complete")
@@ -172,10 +172,10 @@ def test_short_matches_are_not_favoured() -> None:
     """Half of all are won, and wins are over thirty times sooner: the counted ones say half."""
     hall = Hall(begun({"S": (0, 1)}, 3, 300), 8, random.Random(7), quick_wins)
     hall.play()
-    first = [line["scores"][seat("S", 0)] for line in counted(hall.lines)]
+    first = [line["scores"][behavior_id("S", 0)] for line in counted(hall.lines)]
     assert len(first) >= 900
     assert sum(first) / len(first) == pytest.approx(0.5, abs=0.07)
-    early = [line["scores"][seat("S", 0)] for line in hall.lines[:50]]
+    early = [line["scores"][behavior_id("S", 0)] for line in hall.lines[:50]]
     assert sum(early) / len(early) > 0.6, "the test's own premise: those that end first are wins more often"
 
 
@@ -196,7 +196,7 @@ def test_equal_players_come_out_equal() -> None:
 
 def line_ups(names: dict[str, tuple[int, ...]], players: int, *, mirror: bool = False) -> list[LineUp]:
     tournament = begun(names, players, 1, mirror=mirror)
-    return [labels(tournament, one) for one in draws(tournament)]
+    return [labels(tournament, one) for one in matchups(tournament)]
 
 
 def test_all_orders_of_different_players_meet() -> None:
@@ -221,9 +221,9 @@ def test_more_teams_than_players_are_filled_with_two_different_ones_at_least() -
 def test_a_player_of_an_asymmetric_game_has_a_policy_for_each_name() -> None:
     """It is chaser once and runner once against each other; nobody learns."""
     tournament = begun({"Chaser": (0,), "Runner": (1,)}, 2, 1)
-    found = [one.ghosts for one in draws(tournament)]
+    found = [one.ghosts for one in matchups(tournament)]
     assert found == [{"Chaser?team=0": -1, "Runner?team=1": -2}, {"Chaser?team=0": -2, "Runner?team=1": -1}]
-    assert {one.team for one in draws(tournament)} == {NOBODY}
+    assert {one.team for one in matchups(tournament)} == {NOBODY}
     assert tournament.playing == {("Chaser", -1), ("Chaser", -2), ("Runner", -1), ("Runner", -2)}
     assert tournament.wanted == tournament.playing
 
@@ -231,7 +231,7 @@ def test_a_player_of_an_asymmetric_game_has_a_policy_for_each_name() -> None:
 def test_nothing_is_played_before_all_names_are_known() -> None:
     """A runner alone has nobody to meet."""
     tournament = Tournament(["Chaser", "Runner"], ["x", "y"], 1)
-    tournament.seats("Runner", (1,))
+    tournament.set_teams("Runner", (1,))
     assert tournament.assignment is None
     assert not tournament.complete
     assert not tournament.playing
@@ -244,7 +244,7 @@ def test_a_line_says_who_played_and_what_came_of_it() -> None:
     (line,) = tournament.results(results([(2, scores)], numbers=[1], simulators=[3]))
     assert line["players"] == {"Chaser?team=0": "p1", "Runner?team=1": "p0"}
     assert line["scores"] == scores
-    assert (line["match"], line["draw"], line["simulator"], line["explicit"]) == (1, 2, 3, True)
+    assert (line["match"], line["matchup"], line["simulator"], line["explicit"]) == (1, 2, 3, True)
 
 
 # ---------------------------------------------------------------- what is offered
@@ -255,9 +255,9 @@ def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
     tournament = begun({"S": (0, 1)}, 2, 4)
     assert tournament.assignment is not None
     first = tournament.assignment.serial
-    scores = {seat("S", 0): 1.0, seat("S", 1): 0.0}
+    scores = {behavior_id("S", 0): 1.0, behavior_id("S", 1): 0.0}
     list(tournament.results(results([(1, scores), (1, scores)], numbers=[1, 2])))
-    assert [one.number for one in draws(tournament)] == [2]
+    assert [one.number for one in matchups(tournament)] == [2]
     assert tournament.assignment.serial == first + 1
     list(tournament.results(results([(2, scores)], numbers=[3])))
     assert tournament.assignment.serial == first + 1
@@ -268,9 +268,9 @@ def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
 
 def shown(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Matchup]:
     for name, teams in steps:
-        tournament.seats(name, teams)
+        tournament.set_teams(name, teams)
         if tournament.assignment is not None:
-            yield from draws(tournament)
+            yield from matchups(tournament)
 
 
 def test_a_number_of_a_draw_stands_for_one_line_up_for_ever() -> None:
@@ -284,11 +284,13 @@ def test_a_number_of_a_draw_stands_for_one_line_up_for_ever() -> None:
 def test_matches_of_too_few_teams_do_not_count_for_others() -> None:
     """What was played before the second team was heard of is a match of no line-up of two."""
     tournament = Tournament(["S"], ["x", "y"], 2)
-    tournament.seats("S", (0,))
-    early = draws(tournament) if tournament.assignment is not None else ()
-    tournament.seats("S", (0, 1))
+    tournament.set_teams("S", (0,))
+    early = matchups(tournament) if tournament.assignment is not None else ()
+    tournament.set_teams("S", (0, 1))
     numbers = range(1, len(early) + 1)
-    list(tournament.results(results([(one.number, {seat("S", 0): 1.0}) for one in early], numbers=list(numbers))))
+    list(
+        tournament.results(results([(one.number, {behavior_id("S", 0): 1.0}) for one in early], numbers=list(numbers)))
+    )
     assert not tournament.complete
 
 
@@ -298,11 +300,11 @@ def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
     matches, table = Matches(["S"]), SlotTable(8)
     matches.assignment = tournament.assignment
     one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
-    seats: dict[str, Any] = {
+    behavior_ids: dict[str, Any] = {
         str(one): SimpleNamespace(id=one, roster=Roster()),
         str(other): SimpleNamespace(id=other, roster=Roster()),
     }
-    connection: Any = SimpleNamespace(number=0, key=0, seats=seats)
+    connection: Any = SimpleNamespace(number=0, key=0, behaviors=behavior_ids)
     behaviors: Any = {"S": SimpleNamespace(table=table)}
     decisions: Any = SimpleNamespace(matches=None, groups=None, agents=np.zeros(1, np.int64))
     slots = table.take(2)
@@ -318,7 +320,9 @@ def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
             group_rewards=None,
             interrupted=np.zeros(1, bool),
         )
-        arrival: Any = SimpleNamespace(ends=ends, seat=seats[str(one)], vacated=np.array([slot], np.int32))
+        arrival: Any = SimpleNamespace(
+            ends=ends, simulator_behavior=behavior_ids[str(one)], vacated=np.array([slot], np.int32)
+        )
         matches.end(connection, [arrival], behaviors)
         told = matches.take("S")
         assert told is not None
@@ -331,30 +335,30 @@ def test_a_match_that_was_lost_with_its_simulator_holds_up_nothing() -> None:
     tournament = begun({"S": (0, 1)}, 2, 2)
     matches, table = Matches(["S"]), SlotTable(8)
     one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
-    seats: dict[str, Any] = {
+    behavior_ids: dict[str, Any] = {
         str(one): SimpleNamespace(id=one, roster=Roster()),
         str(other): SimpleNamespace(id=other, roster=Roster()),
     }
-    dying: Any = SimpleNamespace(number=0, key=0, seats=seats)
-    living: Any = SimpleNamespace(number=1, key=1, seats=seats)
+    dying: Any = SimpleNamespace(number=0, key=0, behaviors=behavior_ids)
+    living: Any = SimpleNamespace(number=1, key=1, behaviors=behavior_ids)
     behaviors: Any = {"S": SimpleNamespace(table=table)}
 
     def begin(connection: Any, match: int) -> Any:
         slots = table.take(2)
         decisions: Any = SimpleNamespace(matches=np.array([match], np.int64), groups=None)
-        for at, seat_of in enumerate((one, other)):
-            matches.begin(connection, seat_of, table, slots[at : at + 1], decisions, np.array([0]))
+        for at, behavior_of in enumerate((one, other)):
+            matches.begin(connection, behavior_of, table, slots[at : at + 1], decisions, np.array([0]))
         return slots
 
     def end(slots: Any) -> None:
-        for at, name in enumerate(seats):
+        for at, name in enumerate(behavior_ids):
             ends = Ends(
                 agents=np.array([at], np.int64),
                 observations=(),
                 rewards=np.array([1.0 - 2 * at], np.float32),
                 interrupted=np.zeros(1, bool),
             )
-            arrival: Any = SimpleNamespace(ends=ends, seat=seats[name], vacated=slots[at : at + 1])
+            arrival: Any = SimpleNamespace(ends=ends, simulator_behavior=behavior_ids[name], vacated=slots[at : at + 1])
             matches.end(living, [arrival], behaviors)
         table.give_back(slots)
 

@@ -52,7 +52,7 @@ class World:
         self.rng = rng
         self.draw = np.random.default_rng(rng.randrange(2**32))
         self.tape = tape
-        self.lives: list[AgentEpisode] = []
+        self.agent_episodes: list[AgentEpisode] = []
         self.living: dict[tuple[int, int], AgentEpisode] = {}
         self.says = rng.choice([0.0, 0.5, 1.0])
 
@@ -115,8 +115,8 @@ class World:
             if (team, agent) in self.living:
                 self.outcome(self.living[team, agent], columns, row)
             else:
-                self.lives.append(AgentEpisode(len(self.lives) + 1, team))
-                self.living[team, agent] = self.lives[-1]
+                self.agent_episodes.append(AgentEpisode(len(self.agent_episodes) + 1, team))
+                self.living[team, agent] = self.agent_episodes[-1]
             self.living[team, agent].steps.append(
                 {
                     "seen": [column[row] for column in columns["observations"]],
@@ -139,10 +139,10 @@ class World:
         )
 
 
-def expected(lives: list[AgentEpisode], column: str) -> list[Any]:
+def expected(agent_episodes: list[AgentEpisode], column: str) -> list[Any]:
     """A column per step of the file, made one step at a time."""
     found = []
-    for life in lives:
+    for life in agent_episodes:
         for step in life.steps:
             if column in ("continuous", "discrete"):
                 did = step[f"did_{column}"]
@@ -161,28 +161,32 @@ def test_the_recording_is_what_a_plain_twin_says(seed: int, frames: int, wanted:
     world = World(rng, tape)
     for _ in range(frames):
         world.frame()
-    chosen = world.lives[: wanted or None]
-    lives = [life for life in chosen if life.terminated is not None]
-    assert (tape.begun, tape.episodes, tape.unfinished) == (len(world.lives), len(lives), len(chosen) - len(lives))
-    assert tape.complete == (0 < wanted == len(lives))
+    chosen = world.agent_episodes[: wanted or None]
+    agent_episodes = [life for life in chosen if life.terminated is not None]
+    assert (tape.begun, tape.episodes, tape.unfinished) == (
+        len(world.agent_episodes),
+        len(agent_episodes),
+        len(chosen) - len(agent_episodes),
+    )
+    assert tape.complete == (0 < wanted == len(agent_episodes))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"B{SUFFIX}"
         path.write_bytes(encode(tape.recording()))
         columns = read(path).columns  # also checks dtypes and shapes
-    assert columns["agents"].tolist() == [life.number for life in lives]
-    assert columns["lengths"].tolist() == [len(life.steps) for life in lives]
-    assert columns["teams"].tolist() == [life.team for life in lives]
-    assert columns["groups"].tolist() == [life.steps[-1]["group"] for life in lives]
-    assert columns["terminated"].tolist() == [life.terminated for life in lives]
-    assert columns["simulators"].tolist() == [5] * len(lives)
+    assert columns["agents"].tolist() == [life.number for life in agent_episodes]
+    assert columns["lengths"].tolist() == [len(life.steps) for life in agent_episodes]
+    assert columns["teams"].tolist() == [life.team for life in agent_episodes]
+    assert columns["groups"].tolist() == [life.steps[-1]["group"] for life in agent_episodes]
+    assert columns["terminated"].tolist() == [life.terminated for life in agent_episodes]
+    assert columns["simulators"].tolist() == [5] * len(agent_episodes)
     for name in ("continuous", "discrete", "rewards", "group_rewards"):
-        column = np.array(expected(lives, name), columns[name].dtype).reshape(columns[name].shape)
+        column = np.array(expected(agent_episodes, name), columns[name].dtype).reshape(columns[name].shape)
         np.testing.assert_array_equal(columns[name], column, name)
-    steps = [step for life in lives for step in life.steps]
+    steps = [step for life in agent_episodes for step in life.steps]
     for at in range(2):
         for row, step in enumerate(steps):
             np.testing.assert_array_equal(columns[f"observation.{at}"][row], step["seen"][at])
-        for row, life in enumerate(lives):
+        for row, life in enumerate(agent_episodes):
             np.testing.assert_array_equal(columns[f"final_observation.{at}"][row], life.last[at])
     masks = [np.zeros(5, bool) if step["mask"] is None else step["mask"] for step in steps]
     if "masks" in columns:
@@ -204,13 +208,13 @@ def test_outcomes_without_what_was_done_are_counted() -> None:
     tape = Tape("B", SPEC)
     both: dict[str, Any] = {"did_continuous": np.zeros((1, 1)), "did_discrete": np.zeros((1, 2))}
     tape.report(report([1]))
-    assert tape.untold == 0
+    assert tape.unreported == 0
     tape.report(report([1], **both))
-    assert tape.untold == 0
+    assert tape.unreported == 0
     tape.report(report([1], did_continuous=both["did_continuous"]))
-    assert tape.untold == 1
+    assert tape.unreported == 1
     tape.report(report([1], did_discrete=both["did_discrete"]))
-    assert tape.untold == 2
+    assert tape.unreported == 2
 
 
 def test_an_end_without_a_decision_is_refused() -> None:

@@ -50,39 +50,40 @@ def judge(trial: Trial, allowed: Allowed, *, status: str = "completed") -> int:
     """
     summary = trial.training.summary
     expect(summary["status"] == status, f"status {summary['status']}: {summary['error']}")
-    books = summary["behaviors"][BEHAVIOR]["books"]
-    expect_balance(books)
-    _judge_lost(trial, allowed, books)
+    step_counts = summary["behaviors"][BEHAVIOR]["step_counts"]
+    expect_balance(step_counts)
+    _judge_lost(trial, allowed, step_counts)
     _judge_failures(trial, allowed)
     _judge_versions(trial)
     _judge_end(trial, summary["behaviors"][BEHAVIOR], status)
-    return int(books["lost"])
+    return int(step_counts["lost"])
 
 
-def _judge_lost(trial: Trial, allowed: Allowed, books: dict[str, int]) -> None:
+def _judge_lost(trial: Trial, allowed: Allowed, step_counts: dict[str, int]) -> None:
     """Nothing but what the row allows, and every step by an incident."""
     incidents = trial.log("coordination", "steps_lost")
     told = sum(one["steps"] for one in incidents)
-    expect(told == books["lost"], f"{books['lost']} steps lost, of which incidents tell {told}")
+    expect(told == step_counts["lost"], f"{step_counts['lost']} steps lost, of which incidents tell {told}")
     stages = {one["stage"] for one in incidents}
     expect(
         stages <= {allowed.lost}, f"steps lost in {sorted(stages)}, allowed {allowed.lost or 'nowhere'}: {incidents}"
     )
-    expect(books["stale"] == books["ghost"] == 0, f"books {books}")
+    expect(step_counts["stale"] == step_counts["ghost"] == 0, f"books {step_counts}")
     most = in_flight(trial.mode)
     starts = 1 if allowed.times is ANY else max(1, allowed.times)
     if allowed.lost == "learning":
-        _judge_rolled_back(trial, books["lost"], starts)
+        _judge_rolled_back(trial, step_counts["lost"], starts)
     elif allowed.lost:
         expect(
-            books["lost"] <= starts * most, f"{books['lost']} steps lost, at most {starts} x {most} can be in flight"
+            step_counts["lost"] <= starts * most,
+            f"{step_counts['lost']} steps lost, at most {starts} x {most} can be in flight",
         )
-    _judge_counts(trial, allowed, books, starts)
+    _judge_counts(trial, allowed, step_counts, starts)
 
 
-def _judge_counts(trial: Trial, allowed: Allowed, books: dict[str, int], starts: int) -> None:
+def _judge_counts(trial: Trial, allowed: Allowed, step_counts: dict[str, int], starts: int) -> None:
     """The simulators' own counts."""
-    unheard = trial.training.simulator_steps() - books["produced"]
+    unheard = trial.training.simulator_steps() - step_counts["produced"]
     if not allowed.counted:
         expect(unheard <= allowed.unheard, f"simulators counted {unheard} steps more, allowed {allowed.unheard}")
         return
@@ -146,12 +147,15 @@ def _judge_end(trial: Trial, figures: dict[str, Any], status: str) -> None:
     expect(last.trained == figures["steps"], f"checkpoint of {last.trained} steps, summary says {figures['steps']}")
     if status == "completed":
         expect(figures["steps"] >= trial.max_steps, f"{figures['steps']} of {trial.max_steps} steps")
-        expect(figures["books"]["open"] <= in_flight(trial.mode), f"open at the end: {figures['books']}")
+        expect(figures["step_counts"]["open"] <= in_flight(trial.mode), f"open at the end: {figures['books']}")
 
 
-def expect_balance(books: dict[str, int]) -> None:
+def expect_balance(step_counts: dict[str, int]) -> None:
     """Every step is in one place."""
-    expect(books["produced"] == sum(value for term, value in books.items() if term != "produced"), f"books {books}")
+    expect(
+        step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"),
+        f"books {step_counts}",
+    )
 
 
 def expect(held: bool, otherwise: str) -> None:

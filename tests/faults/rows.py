@@ -179,8 +179,8 @@ def supervisor(bench: Bench) -> Outcome:
         before = [path.name for path in trial.folder.newest_first()]
         _, alive = psutil.wait_procs(family, timeout=GONE_S)
         expect(not alive, f"still there after {GONE_S:g} s: {alive}")
-        books = json.loads((trial.directory / "coordination.json").read_text())
-        lost_before = sum(one["steps"] for one in books["behaviors"][BEHAVIOR]["ledger"]["incidents"])
+        step_counts = json.loads((trial.directory / "coordination.json").read_text())
+        lost_before = sum(one["steps"] for one in step_counts["behaviors"][BEHAVIOR]["ledger"]["incidents"])
         expect(lost_before == 0, f"lost before the fault: {lost_before}")
         trial.resume()
         trial.wait(lambda: trial.version >= version + 4 or trial.nearly_done(), "training after --resume", LONG_S)
@@ -194,13 +194,13 @@ def supervisor(bench: Bench) -> Outcome:
 
 def judge_resumed(trial: Trial) -> int:
     """Of each part what it held is lost, which was all in flight, and the updates since the checkpoint."""
-    lost: int = trial.training.summary["behaviors"][BEHAVIOR]["books"]["lost"]
+    lost: int = trial.training.summary["behaviors"][BEHAVIOR]["step_counts"]["lost"]
     restored = trial.restored()[-1]
     updates = restored["version"] - 1 - restored["saved"]
     most = updates * (BUFFER + in_flight("lockstep") - BUFFER) + in_flight(trial.mode)
     expect(0 <= lost <= most, f"{lost} steps lost, at most {most}")
-    books = trial.training.summary["behaviors"][BEHAVIOR]["books"]
-    expect_balance(books)
+    step_counts = trial.training.summary["behaviors"][BEHAVIOR]["step_counts"]
+    expect_balance(step_counts)
     expect(trial.training.summary["status"] == "completed", "did not complete")
     return lost
 
@@ -232,8 +232,8 @@ def too_often(part: str, bench: Bench) -> Outcome:
         # A learner that is dead saves nothing any more; all others leave it time to save what it has.
         kept = last >= saved > 0 if part == LEARNER else last == figures["steps"] >= saved
         expect(kept, f"checkpoint of {last}, the summary says {figures['steps']}, before there was one of {saved}")
-        expect_balance(figures["books"])
-        return Outcome(figures["books"]["lost"])
+        expect_balance(figures["step_counts"])
+        return Outcome(figures["step_counts"]["lost"])
 
 
 def starts(trial: Trial, part: str) -> int:
@@ -375,7 +375,7 @@ def services_cut(bench: Bench) -> Outcome:
                 port = urlsplit(endpoint).port
                 assert port is not None
                 # Without self-play nobody follows what ghosts play with.
-                expect(destroy(port) > 0 or name == "board:ghosts", f"there was no connection to {name}")
+                expect(destroy(port) > 0 or name == "topic:ghosts", f"there was no connection to {name}")
                 time.sleep(trial.random.uniform(0.0, 0.3))
         return completes(trial, Allowed(times=0))
 
@@ -420,12 +420,12 @@ def _went_on(trial: Trial) -> Outcome:
     status = trial.end()
     expect(status == 0, f"exit status {status}: {trial.training.lines[-3:]}")
     summary = trial.training.summary
-    books = summary["behaviors"][BEHAVIOR]["books"]
+    step_counts = summary["behaviors"][BEHAVIOR]["step_counts"]
     expect(summary["status"] == "completed", f"status {summary['status']}")
-    expect(books["lost"] == 0, f"{books['lost']} steps lost")
+    expect(step_counts["lost"] == 0, f"{step_counts['lost']} steps lost")
     expect(trial.folder.load_latest().trained == summary["behaviors"][BEHAVIOR]["steps"], "the last checkpoint is old")
     expect(any("not_written" in line for line in trial.training.lines), "nobody was told")
-    return Outcome(books["lost"], trial.recovery_s)
+    return Outcome(step_counts["lost"], trial.recovery_s)
 
 
 def _given_up(trial: Trial, trained: int) -> Outcome:

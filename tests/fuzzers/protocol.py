@@ -25,7 +25,6 @@ import numpy as np
 from sparring.pipeline.errors import CodecError, LocalProtocolError, ProtocolError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import StepAllowance, StepBatch
 from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
@@ -43,6 +42,8 @@ from sparring.pipeline.messages.simulator import (
     Step,
     Welcome,
 )
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import StepBatch
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec, SpecError
@@ -60,7 +61,7 @@ SPEC: Final = BehaviorSpec(
     observations=(ObservationSpec(name="o", shape=(2,)),), actions=ActionSpec(continuous=1, discrete=(3,))
 )
 _IDS: Final = ("A", "A?team=0", "A?team=1", "B?team=0", "B?team=1", "B")
-_SEATS: Final = ((1, 0), (4, 2), (8, 3), (24, 3), (24, 4))
+_BEHAVIOR_IDS: Final = ((1, 0), (4, 2), (8, 3), (24, 3), (24, 4))
 """Of the seeds: which ids a guest names, by bits, and which of them steps."""
 _MOST_ACTS: Final = 10
 _LIFE: Final = 256
@@ -84,9 +85,9 @@ class Post:
         self.sent: list[bytes] = []
         self.bytes = 0
 
-    def put(self, data: bytes, received_at: float = 0.0, withheld_s: float = 0.0) -> None:
+    def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """As `Outgoing.put`."""
-        del received_at, withheld_s
+        del received_at, backpressured_s
         self.sent.append(data)
         self.bytes += len(data)
         if self.bytes > _MOST_UNREAD:
@@ -205,7 +206,7 @@ class World:
             ghosts={("B", 5): policy},
             max_agents=64,
         )
-        self.stepper.matches.assignment = MatchupAssignment(serial=1, draws=_DRAWS)
+        self.stepper.matches.assignment = MatchupAssignment(serial=1, matchups=_DRAWS)
         behavior = SimpleNamespace(network_settings=NetworkSettings())
         self.simulators = Served(
             self.stepper,
@@ -224,77 +225,77 @@ class World:
         self._serial = 0
         self._met: list[Any] = []  # connections of guests, for their counts
         self.completed: dict[str, int] = {"A": 0, "B": 0}
-        self.guests: list[HandshakingSimulator] = []
+        self.candidates: list[HandshakingSimulator] = []
         self.host = self.enter()
-        self.guests.clear()
+        self.candidates.clear()
         self._ages = 0
         self._hosted = 0
         self.hear(self.host, _hello(("A",), None))
-        self.stepper.permit("A", self._permit(_MUCH))
+        self.stepper.grant("A", self._allowance(_MUCH))
         self.host.post.read()
 
-    def _permit(self, allowance: int) -> StepAllowance:
+    def _allowance(self, allowance: int) -> StepAllowance:
         self._serial += 1
-        return StepAllowance(serial=self._serial, allowance=allowance, version=1)
+        return StepAllowance(serial=self._serial, steps=allowance, version=1)
 
     # ---------------------------------------------------------------- what happens
 
     def enter(self) -> HandshakingSimulator:
         """A guest connects."""
-        guest = HandshakingSimulator(*self.simulators.converse())
-        self.guests.append(guest)
-        self._read(guest)
-        return guest
+        simulator = HandshakingSimulator(*self.simulators.converse())
+        self.candidates.append(simulator)
+        self._read(simulator)
+        return simulator
 
-    def hear(self, guest: HandshakingSimulator, data: bytes) -> None:
+    def hear(self, simulator: HandshakingSimulator, data: bytes) -> None:
         """Bytes of a guest arrive; what it did wrong ends the conversation."""
-        if guest.gone:
+        if simulator.gone:
             return
-        guest.stream.arrived += guest.late + data
-        guest.late = b""
-        self._read(guest)
-        for other in [*self.guests, self.host]:
+        simulator.stream.arrived += simulator.late + data
+        simulator.late = b""
+        self._read(simulator)
+        for other in [*self.candidates, self.host]:
             if other.peer.replaced:
                 self.leave(other)
 
-    def _read(self, guest: HandshakingSimulator) -> None:
+    def _read(self, simulator: HandshakingSimulator) -> None:
         """Lets the server read until it waits."""
         try:
-            guest.reading.send(None)
+            simulator.reading.send(None)
         except StopIteration:
-            self.leave(guest)
+            self.leave(simulator)
         except (ProtocolError, CodecError, SpecError) as error:
             fault = fault_of(error)
             if isinstance(error, LocalProtocolError):
                 raise Violation(f"told a simulator of a mistake of the trainer: {fault}") from error
-            if guest.peer.conversation.state != "closed":
-                guest.peer.say(fault)
-            self.leave(guest)
+            if simulator.peer.conversation.state != "closed":
+                simulator.peer.say(fault)
+            self.leave(simulator)
 
-    def leave(self, guest: HandshakingSimulator) -> None:
+    def leave(self, simulator: HandshakingSimulator) -> None:
         """A guest's link ends."""
-        if not guest.gone:
-            guest.gone = True
-            connection = self.stepper.connections.get(guest.peer.key)
+        if not simulator.gone:
+            simulator.gone = True
+            connection = self.stepper.connections.get(simulator.peer.key)
             if connection is not None:
                 self._met.append(connection)
-            guest.reading.close()
-            self.simulators.end(guest.peer)
-            for one in guest.post.sent[-1:]:
+            simulator.reading.close()
+            self.simulators.end(simulator.peer)
+            for one in simulator.post.sent[-1:]:
                 codec.from_bytes(one)
-            if guest is self.host:
-                raise Violation(f"the good simulator was sent away: {guest.post.read()}")
+            if simulator is self.host:
+                raise Violation(f"the good simulator was sent away: {simulator.post.read()}")
 
     def wake(self) -> None:
         """The trainer acts."""
         self.simulators.now += 0.01
-        for key, answer, received_at, withheld in self.stepper.wake(self.simulators.now).acts:
-            self.simulators.answer(key, answer, received_at, withheld)
+        for key, answer, received_at, backpressured in self.stepper.wake(self.simulators.now).acts:
+            self.simulators.answer(key, answer, received_at, backpressured)
 
     def grant(self, allowance: int) -> None:
         """Permits of both behaviors change."""
         for name in ("A", "B"):
-            self.stepper.permit(name, self._permit(allowance))
+            self.stepper.grant(name, self._allowance(allowance))
 
     # ---------------------------------------------------------------- the end of a sequence
 
@@ -303,17 +304,17 @@ class World:
         self.grant(_MUCH)
         self.simulators.begin()
         self.wake()
-        for guest in self.guests:
-            if not guest.gone and guest.peer.conversation.state == "deciding" and not self.lockstep:
-                connection = self.stepper.connections[guest.peer.key]
+        for simulator in self.candidates:
+            if not simulator.gone and simulator.peer.conversation.state == "deciding" and not self.lockstep:
+                connection = self.stepper.connections[simulator.peer.key]
                 if self.stepper.matches.covers(connection):
                     raise Violation("a Step is not answered")
-            self.leave(guest)
-        self.guests.clear()
+            self.leave(simulator)
+        self.candidates.clear()
         self.hear(self.host, _step(self._hosted, "A", (1, 2)))
         self.wake()
         self._check_host()
-        self._check_books()
+        self._check_step_counts()
 
     def _check_host(self) -> None:
         answers = [one for one in self.host.post.read() if not isinstance(one, Bye)]
@@ -322,7 +323,7 @@ class World:
             raise Violation(f"the good simulator was told {answers}")
         self._hosted += 1
 
-    def _check_books(self) -> None:
+    def _check_step_counts(self) -> None:
         stepper = self.stepper
         if list(stepper.connections) != [self.host.peer.key]:
             raise Violation(f"connections of guests that left: {list(stepper.connections)}")
@@ -412,12 +413,12 @@ def _step(
 _NUMBERS: Final = (None, None, None, 0, 7, 7, -1, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1, 2**20 + 1, 2**20, 2**40)
 
 
-def _say_hello(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _say_hello(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     first, number = cursor.byte(), _NUMBERS[cursor.byte() % len(_NUMBERS)]
     ids = [text for bit, text in enumerate(_IDS) if first & 1 << bit] or ["A"]
     steps = {"A": cursor.byte(), "nobody": 3} if first & 64 else {}
-    guest.alive = {text: [] for text in ids}
-    world.hear(guest, _hello(tuple(ids), number, tuple(steps.items())))
+    simulator.alive = {text: [] for text in ids}
+    world.hear(simulator, _hello(tuple(ids), number, tuple(steps.items())))
 
 
 @lru_cache(512)
@@ -426,11 +427,11 @@ def _hello(ids: tuple[str, ...], number: int | None, steps: tuple[tuple[str, int
     return codec.to_bytes(Hello(version=VERSION, name="guest", behaviors=specs, number=number, steps=dict(steps)))
 
 
-def _say_step(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _say_step(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     behavior = _IDS[cursor.byte() % len(_IDS)]
-    if behavior not in guest.alive and guest.alive:
-        behavior = next(iter(guest.alive))
-    alive = guest.alive.setdefault(behavior, [])
+    if behavior not in simulator.alive and simulator.alive:
+        behavior = next(iter(simulator.alive))
+    alive = simulator.alive.setdefault(behavior, [])
     kind, mask = cursor.byte(), cursor.byte()
     ended = [one for bit, one in enumerate(alive) if mask & 1 << bit]
     kept = [one for one in alive if one not in ended]
@@ -438,31 +439,31 @@ def _say_step(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None
     agents = list(dict.fromkeys([*kept, *new, *(ended if kind & 4 else [])]))
     groups = tuple(cursor.byte() % 3 for _ in agents) if kind & 8 else None
     matches = tuple(cursor.byte() % 3 for _ in agents) if kind & 16 else None
-    message = _step(guest.sequence, behavior, tuple(agents), tuple(ended), groups, matches, bool(kind & 32))
-    state = guest.peer.conversation.state
-    world.hear(guest, message)
-    if state == "simulating" and not guest.gone:
-        guest.sequence += 1
-        guest.alive[behavior] = agents
+    message = _step(simulator.sequence, behavior, tuple(agents), tuple(ended), groups, matches, bool(kind & 32))
+    state = simulator.peer.conversation.state
+    world.hear(simulator, message)
+    if state == "simulating" and not simulator.gone:
+        simulator.sequence += 1
+        simulator.alive[behavior] = agents
 
 
-def _say_statistics(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _say_statistics(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     aggregation: Any = ("average", "sum", "most_recent", "histogram")[cursor.byte() % 4]
     names = [f"{cursor.byte()}-{number}" for number in range(cursor.byte() % 16)]
     value = (0.0, 1.7e308, -1.7e308, 3.0)[cursor.byte() % 4]
     told = tuple(Statistic(name=name, value=value, aggregation=aggregation) for name in names)
-    state = guest.peer.conversation.state
-    world.hear(guest, codec.to_bytes(Step(sequence=guest.sequence, reports=(), statistics=told)))
-    guest.sequence += state == "simulating" and not guest.gone
+    state = simulator.peer.conversation.state
+    world.hear(simulator, codec.to_bytes(Step(sequence=simulator.sequence, reports=(), statistics=told)))
+    simulator.sequence += state == "simulating" and not simulator.gone
 
 
-def _say_behaviors(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _say_behaviors(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     first, count = cursor.byte(), cursor.byte() % 64
     ids = [f"A?team={first * 256 + number}" for number in range(count)] if first else ["B?team=1"]
-    world.hear(guest, codec.to_bytes(Behaviors(behaviors=dict.fromkeys(ids, SPEC))))
+    world.hear(simulator, codec.to_bytes(Behaviors(behaviors=dict.fromkeys(ids, SPEC))))
 
 
-def _say_word(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _say_word(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     words = (
         Ping(number=cursor.byte()),
         Pong(),
@@ -473,58 +474,58 @@ def _say_word(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None
         Welcome(version=1, connection=1, heartbeat_s=1.0, timeout_s=2.0),
         Hello(version=2, name="old", behaviors={}),
     )
-    world.hear(guest, codec.to_bytes(words[cursor.byte() % len(words)]))
+    world.hear(simulator, codec.to_bytes(words[cursor.byte() % len(words)]))
 
 
-def _flood(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
-    world.hear(guest, codec.to_bytes(Ping(number=1)) * (cursor.byte() % 64))
+def _flood(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
+    world.hear(simulator, codec.to_bytes(Ping(number=1)) * (cursor.byte() % 64))
 
 
-def _say_damaged(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
-    message = bytearray(_step(guest.sequence, "A", (1, 2, 3), (1,) if cursor.byte() % 2 else ()))
+def _say_damaged(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
+    message = bytearray(_step(simulator.sequence, "A", (1, 2, 3), (1,) if cursor.byte() % 2 else ()))
     for _ in range(cursor.byte() % 4):
         message[(cursor.byte() * 256 + cursor.byte()) % len(message)] = cursor.byte()
-    world.hear(guest, bytes(message))
-    guest.sequence += 1
+    world.hear(simulator, bytes(message))
+    simulator.sequence += 1
 
 
-def _say_bytes(world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
-    world.hear(guest, cursor.bytes())
+def _say_bytes(world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
+    world.hear(simulator, cursor.bytes())
 
 
-def _delay(_world: World, guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _delay(_world: World, simulator: HandshakingSimulator, cursor: Cursor) -> None:
     message = codec.to_bytes(Ping(number=cursor.byte()))
-    guest.late += message[: cursor.byte() % (len(message) + 1)]
+    simulator.late += message[: cursor.byte() % (len(message) + 1)]
 
 
-def _wake(world: World, _guest: HandshakingSimulator, _cursor: Cursor) -> None:
+def _wake(world: World, _simulator: HandshakingSimulator, _cursor: Cursor) -> None:
     world.wake()
 
 
-def _grant(world: World, _guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _grant(world: World, _simulator: HandshakingSimulator, cursor: Cursor) -> None:
     world.grant((0, 1, 5, _MUCH)[cursor.byte() % 4])
 
 
-def _wait(world: World, _guest: HandshakingSimulator, cursor: Cursor) -> None:
+def _wait(world: World, _simulator: HandshakingSimulator, cursor: Cursor) -> None:
     world.simulators.now += cursor.byte() / 8
 
 
-def _break(world: World, guest: HandshakingSimulator, _cursor: Cursor) -> None:
-    world.leave(guest)
+def _break(world: World, simulator: HandshakingSimulator, _cursor: Cursor) -> None:
+    world.leave(simulator)
 
 
-def _enter(world: World, _guest: HandshakingSimulator, _cursor: Cursor) -> None:
-    if len(world.guests) < 4:
+def _enter(world: World, _simulator: HandshakingSimulator, _cursor: Cursor) -> None:
+    if len(world.candidates) < 4:
         world.enter()
 
 
-def _dismiss(world: World, guest: HandshakingSimulator, _cursor: Cursor) -> None:
-    if not guest.gone and guest.peer.conversation.state not in ("parting", "closed"):
-        guest.peer.say(Bye(reason="the run ended"))
+def _dismiss(world: World, simulator: HandshakingSimulator, _cursor: Cursor) -> None:
+    if not simulator.gone and simulator.peer.conversation.state not in ("parting", "closed"):
+        simulator.peer.say(Bye(reason="the run ended"))
 
 
-def _read(_world: World, guest: HandshakingSimulator, _cursor: Cursor) -> None:
-    guest.post.read()
+def _read(_world: World, simulator: HandshakingSimulator, _cursor: Cursor) -> None:
+    simulator.post.read()
 
 
 _ACTS: Final[tuple[Callable[[World, HandshakingSimulator, Cursor], None], ...]] = (
@@ -548,8 +549,8 @@ def one_input(data: bytes) -> None:
         if not cursor.left:
             break
         act = cursor.byte()
-        guest = world.guests[(act >> 5) % len(world.guests)]
-        _ACTS[act % 32 % len(_ACTS)](world, guest, cursor)
+        simulator = world.candidates[(act >> 5) % len(world.candidates)]
+        _ACTS[act % 32 % len(_ACTS)](world, simulator, cursor)
     world.settle()
     _worlds[lockstep] = world, age + 1
 
@@ -562,7 +563,7 @@ def sequence(*acts: tuple[str, bytes], kind: int = 0) -> bytes:
 def seeds() -> list[bytes]:
     """A guest of each kind that does everything right for some steps, and each other act after its hello."""
     good = []
-    for (bits, behavior), number, kind in itertools.product(_SEATS, (0, 4), (0, 8, 16, 32)):
+    for (bits, behavior), number, kind in itertools.product(_BEHAVIOR_IDS, (0, 4), (0, 8, 16, 32)):
         said = bytes([1, 1] if kind in (8, 16) else [])  # the group or match of both agents
         acts = [
             ("_say_hello", bytes([bits, number])),

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
-import sparring.pipeline.messages.service  # noqa: F401  registers its records
+import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError, Empty
 from sparring.pipeline.messages.codec import SERVICES, Buffer, decode
 from sparring.pipeline.messages.schema import TAGS
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.board import PublisherState, SubscriberState
 from sparring.pipeline.queues.credit import ReceiverState, SenderState
 from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import (
     DEFAULT_TIMING,
     Data,

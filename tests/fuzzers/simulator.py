@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-import sparring.pipeline.messages.service  # noqa: F401  registers its records
+import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.codec import PREFIX, SERVICES, SIMULATORS, FrameReader, Limits

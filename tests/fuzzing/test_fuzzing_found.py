@@ -57,9 +57,9 @@ def test_what_was_found_harms_nobody_any_more(acts: list[tuple[str, bytes]], kin
 def test_sums_of_what_simulators_tell_stay_finite() -> None:
     world = protocol.World(lockstep=False)
     for aggregation in (0, 1):
-        guest = world.enter()
+        simulator = world.enter()
         for name, needs in (HELLO, ("_say_statistics", bytes([aggregation, 1, 5, 1])), WAKE):
-            protocol._ACTS[protocol._NUMBER_OF[name]](world, guest, protocol.Cursor(needs))
+            protocol._ACTS[protocol._NUMBER_OF[name]](world, simulator, protocol.Cursor(needs))
         world.settle()
     counters = world.registry.snapshot(0.0).counters
     assert counters["metrics.not_finite"] == 2

@@ -18,7 +18,7 @@ GOAL = ObservationSpec(name="goal", shape=(3,), kind="goal")
 IMAGE = ObservationSpec(name="image", shape=(3, 36, 40), kind="image")
 BYTES = ObservationSpec(name="bytes", shape=(1, 20, 24), kind="image", dtype="uint8")
 NEAR = ObservationSpec(name="near", shape=(4, 3), kind="entities")
-MATES = ObservationSpec(name="mates", shape=(2, 5), kind="entities")
+TEAMMATES = ObservationSpec(name="teammates", shape=(2, 5), kind="entities")
 
 CONTINUOUS = ActionSpec(continuous=2)
 DISCRETE = ActionSpec(discrete=(3, 2))
@@ -49,11 +49,11 @@ KINDS: dict[str, Kind] = {
     ),
     "fully_connected": ((BYTES,), CONTINUOUS, {"vis_encode_type": "fully_connected"}),
     "entities": ((NEAR,), CONTINUOUS, {}),
-    "entities-and-vector": ((NEAR, VECTOR, MATES), HYBRID, {"normalize": True}),
+    "entities-and-vector": ((NEAR, VECTOR, TEAMMATES), HYBRID, {"normalize": True}),
     "memory": ((VECTOR,), HYBRID, {"memory": MEMORY}),
     "memory-goal": ((GOAL, VECTOR), DISCRETE, {"memory": MEMORY}),
     "memory-one-layer": ((VECTOR,), CONTINUOUS, {"memory": MEMORY, "num_layers": 1}),
-    "everything": ((NEAR, IMAGE, GOAL, VECTOR, BYTES, MATES, FAR), HYBRID, {"memory": MEMORY, "normalize": True}),
+    "everything": ((NEAR, IMAGE, GOAL, VECTOR, BYTES, TEAMMATES, FAR), HYBRID, {"memory": MEMORY, "normalize": True}),
 }
 
 

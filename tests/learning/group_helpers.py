@@ -13,7 +13,7 @@ from torch.distributions import Categorical, Normal
 from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer, GroupMembers
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
-from sparring.pipeline.messages.service import Segments, Shared, TeammateSegments
+from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.group_critic import GroupTimesteps
@@ -49,7 +49,7 @@ def record(
     masks = np.array([step.mask for step in steps]) if masked and steps else None
     columns = {
         "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "sequence": 1, "began": 0, "orphaned": 0,
-        "received": len(steps), "handed_on": len(steps), "cut": 0,
+        "received": len(steps), "handed_on": len(steps), "flush": 0,
         **{name: shown[name] for name in ("lengths", "observations", "next_observations", "continuous", "discrete")},
         "log_probs": np.array([step.log_prob for step in steps], np.float32),
         "masks": masks,
@@ -70,7 +70,7 @@ def record(
             spans=np.array([group.span for group in groups], np.int32),
             ended=np.array([group.over for group in groups], np.bool_),
             rewards=np.concatenate([np.zeros(0, np.float32), *(group.rewards for group in groups)]),
-            mates=tuple(
+            teammates=tuple(
                 TeammateSegments(behavior=name, **_shown(groups, name, spec))
                 for name, spec in specs.items()
                 if name != OWN and any(group.of(name) for group in groups)
@@ -131,7 +131,7 @@ def same_batch(one: GroupBatch, other: GroupBatch) -> None:
     """All columns of two batches are equal."""
     for name in (part.name for part in fields(GroupBatch)):
         got, expected = getattr(one, name), getattr(other, name)
-        if name == "mates":
+        if name == "teammates":
             assert list(got) == list(expected)
             for behavior in got:
                 _same_members(got[behavior], expected[behavior])
@@ -180,8 +180,8 @@ def poca_settings(
 def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
     """A small MA-POCA that has met all mates, and whose outputs and values are far from 0."""
     poca = POCA(OWN, specs[OWN], poca_settings(**how), torch.Generator().manual_seed(0))
-    if mates := {name: spec for name, spec in specs.items() if name != OWN}:
-        poca.meet(mates)
+    if teammates := {name: spec for name, spec in specs.items() if name != OWN}:
+        poca.meet(teammates)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in poca.modules.parameters():
@@ -220,7 +220,7 @@ def _previous(poca: POCA, member: Member, decision: Decision) -> np.ndarray:
     return np.zeros(poca.actor.encoder.previous, np.float32)
 
 
-def moment(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[Member]]:
+def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[Member]]:
     """What a critic is shown of one moment, with the baselines of all of ours that are there; and who these are."""
     there = group.there(time)
     assert there

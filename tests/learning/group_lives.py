@@ -31,7 +31,7 @@ RICH = BehaviorSpec(
     ),
     actions=ActionSpec(discrete=(2, 3)),
 )
-MATES = {
+TEAMMATES = {
     "Driver": BehaviorSpec(
         observations=(ObservationSpec(name="road", shape=(4,)),), actions=ActionSpec(continuous=1, discrete=(2,))
     ),
@@ -40,9 +40,9 @@ MATES = {
 """Behavior names that share groups with ours."""
 
 
-def specs_of(own: BehaviorSpec = PLAIN, mates: int = 0) -> dict[str, BehaviorSpec]:
+def specs_of(own: BehaviorSpec = PLAIN, teammates: int = 0) -> dict[str, BehaviorSpec]:
     """Specs of our own name and of some others."""
-    return {OWN: own, **dict(list(MATES.items())[:mates])}
+    return {OWN: own, **dict(list(TEAMMATES.items())[:teammates])}
 
 
 # ---------------------------------------------------------------- what happened
@@ -153,7 +153,7 @@ class World:
             actor = Actor(specs[OWN], network, torch.Generator().manual_seed(seed))
         self.acting: InferenceActor = actor.frozen()
         self.version = 1
-        self._lives = self._groups = 0
+        self._agent_episodes = self._groups = 0
         self._carried: dict[int, np.ndarray] = {}
 
     def story(self, times: int = 8, most: int = 4, over: bool | None = None) -> tuple[list[MemberStay], int, bool]:
@@ -187,24 +187,24 @@ class World:
         """The segments of one group's life that have decisions of ours, each of `horizon` times at most."""
         stays, times, over = self.story(times, most, over)
         self._groups += 1
-        cuts = [*range(0, times, horizon), times]
-        parts = [self._segment(stays, begin, end, over and end == times) for begin, end in pairwise(cuts)]
+        flushes = [*range(0, times, horizon), times]
+        parts = [self._segment(stays, begin, end, over and end == times) for begin, end in pairwise(flushes)]
         return [one for one in parts if one.steps]
 
     def groups(self, count: int, **how: Any) -> list[Group]:
         """Segments of several groups' lives; those of different groups stand in a random order."""
-        lives = [self.group(**how) for _ in range(count)]
+        agent_episodes = [self.group(**how) for _ in range(count)]
         out = []
-        while lives := [one for one in lives if one]:
-            out.append(lives[self.random.integers(len(lives))].pop(0))
+        while agent_episodes := [one for one in agent_episodes if one]:
+            out.append(agent_episodes[self.random.integers(len(agent_episodes))].pop(0))
         return out
 
     # ------------------------------------------------------------ inside
 
     def _newcomer(self, name: str | None = None) -> MemberStay:
-        self._lives += 1
+        self._agent_episodes += 1
         return MemberStay(
-            list(self.specs)[self.random.integers(len(self.specs))] if name is None else name, self._lives
+            list(self.specs)[self.random.integers(len(self.specs))] if name is None else name, self._agent_episodes
         )
 
     def _leave(self, one: MemberStay, time: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
-from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
@@ -82,7 +82,7 @@ def segments(
 def _head(rows: int) -> dict:
     """What a message says of itself: the first of its origin, and no cut."""
     names = {"behavior": "Test", "source": "stepping-0.1", "origin": "assembly.1"}
-    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "handed_on": rows, "cut": 0}
+    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "handed_on": rows, "flush": 0}
 
 
 def _ends(count: int) -> dict:

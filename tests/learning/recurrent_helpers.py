@@ -89,7 +89,7 @@ def played(ppo, parts, standing=None, seed=0):
         lengths=np.array([rows for _, rows, _ in parts], np.int32),
         terminated=ended & (random.random(len(parts)) < 0.5),
         ended=ended,
-        lives=np.array([life for life, _, _ in parts], np.int64),
+        agent_episodes=np.array([life for life, _, _ in parts], np.int64),
         next_observations=observed(spec, len(parts), random),
         observations=tuple(observations),
         continuous=continuous,
@@ -130,7 +130,7 @@ class Walk:
         shared, previous = self.ppo.networks.critic is None, self.ppo.actor.encoder.previous
         done = previous_features(HYBRID, batch.continuous, batch.discrete)
         values, following, starts, row, sequence = [], [], [], 0, 0
-        for segment, (life, rows) in enumerate(zip(batch.lives.tolist(), batch.lengths.tolist(), strict=True)):
+        for segment, (life, rows) in enumerate(zip(batch.agent_episodes.tolist(), batch.lengths.tolist(), strict=True)):
             memory = self.memories.get(life, np.zeros(MEMORY, np.float32))
             for at in range(rows):
                 shown = done[row - 1] if at else None

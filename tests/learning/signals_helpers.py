@@ -23,7 +23,7 @@ from sparring.pipeline.learning.settings import (
     TrainerSettings,
 )
 from sparring.pipeline.learning.signals.steps import Steps
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.group_lives import World
@@ -192,7 +192,7 @@ PARTS = [(1, 4, False), (2, 7, True), (1, 3, True), (3, 1, False), (4, 2, False)
 
 def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float = 3.0) -> Steps:
     """Random steps; many raw samples are beyond what a simulator gets."""
-    random, (lives, lengths, ended) = np.random.default_rng([seed, 3]), zip(*parts, strict=True)
+    random, (agent_episodes, lengths, ended) = np.random.default_rng([seed, 3]), zip(*parts, strict=True)
     rows = sum(lengths)
     return Steps.of_segments(
         spec.actions,
@@ -202,7 +202,7 @@ def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float
         scale * random.standard_normal((rows, spec.actions.continuous), np.float32),
         random.integers(0, spec.actions.discrete, (rows, len(spec.actions.discrete)), np.int32),
         np.array(ended),
-        np.array(lives, np.int64),
+        np.array(agent_episodes, np.int64),
     )
 
 
@@ -228,7 +228,7 @@ def played(ppo: Any, parts: Any = PARTS, seed: int = 0, standing: Any = None, ma
         lengths=np.array([rows for _, rows, _ in parts], np.int32),
         terminated=ended & (np.arange(len(parts)) % 2 == 1),
         ended=ended,
-        lives=np.array([life for life, _, _ in parts], np.int64),
+        agent_episodes=np.array([life for life, _, _ in parts], np.int64),
         next_observations=observed(spec, len(parts), random),
         observations=tuple(observations),
         continuous=continuous,
@@ -253,8 +253,8 @@ def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
     return Segments(
         behavior="Test", source=source, origin="assembly.1", sequence=1, began=0, orphaned=0, received=rows,
         handed_on=rows,
-        cut=0, interrupted=batch.ended & ~batch.terminated, group_ended=np.zeros(count, np.bool_),
-        teams=np.zeros(count, np.int32), groups=np.zeros(count, np.int64), agents=batch.lives,
+        flush=0, interrupted=batch.ended & ~batch.terminated, group_ended=np.zeros(count, np.bool_),
+        teams=np.zeros(count, np.int32), groups=np.zeros(count, np.int64), agents=batch.agent_episodes,
         simulators=np.zeros(count, np.int32), episodes=no_episodes(),
         **{name: getattr(batch, name) for name in names},
     )  # fmt: skip

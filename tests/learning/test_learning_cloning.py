@@ -376,7 +376,7 @@ def test_once_per_update_of_ppo(demo: Path, memory: bool, shared: bool) -> None:
 def test_beside_ma_poca(demo: Path) -> None:
     """Cloning goes on where mates of other names are met: the optimiser's block is another one then."""
     poca = POCA(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
-    specs = specs_of(HYBRID, mates=1)
+    specs = specs_of(HYBRID, teammates=1)
     poca.meet({name: spec for name, spec in specs.items() if name != OWN})
     batch = batch_of(world(poca, specs).groups(5), specs)
     assert poca.cloning is not None

@@ -13,10 +13,10 @@ from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks import device as border
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import PROCESSOR, back, over, usable
+from sparring.pipeline.networks.device import CPU, back, over, usable
 from sparring.pipeline.networks.limits import Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import LENGTH, poca_settings, record
@@ -34,7 +34,7 @@ PPOS: dict[str, dict[str, Any]] = {
     "bc": {"kind": "bc", "cloned": True, "memory": True},
 }
 POCAS: dict[str, tuple[BehaviorSpec, int, dict[str, Any]]] = {
-    "mates": (PLAIN, 2, {"clip_value_loss": True}),
+    "teammates": (PLAIN, 2, {"clip_value_loss": True}),
     "rich_memory": (RICH, 1, {"memory": True, "previous": True}),
 }
 
@@ -109,8 +109,8 @@ def test_an_update_elsewhere_mixes_nothing_and_is_that_of_the_processor(case: di
 
 @pytest.mark.parametrize("case", POCAS.values(), ids=POCAS)
 def test_so_is_one_of_groups_that_meet_mates_on_the_way(case: tuple[BehaviorSpec, int, dict[str, Any]]) -> None:
-    spec, mates, how = case
-    settings, specs = poca_settings(num_epoch=1, batch_size=10, **how), specs_of(spec, mates)
+    spec, teammates, how = case
+    settings, specs = poca_settings(num_epoch=1, batch_size=10, **how), specs_of(spec, teammates)
     small = settings.network_settings.model_copy(update={"vis_encode_type": "fully_connected"})
     settings = settings.model_copy(update={"network_settings": small})
     world = World(specs, Actor(spec, settings.network_settings, torch.Generator().manual_seed(5)))
@@ -135,8 +135,10 @@ def test_a_run_goes_on_where_it_did_not_begin(goes: bool, tmp_path: Path) -> Non
     settings = settings_of(tmp_path, spec, NAMES, cloned=True, use_vail=True)
     first, _ = told(settings, spec)
     with elsewhere() as device:
-        begins, goes_on = (PROCESSOR, device) if goes else (device, PROCESSOR)
-        through, resumed = (Learner("Test", spec, settings, 3, device=one) for one in (begins, goes_on))
+        begins, terminal_bootstrap_fraction = (CPU, device) if goes else (device, CPU)
+        through, resumed = (
+            Learner("Test", spec, settings, 3, device=one) for one in (begins, terminal_bootstrap_fraction)
+        )
         update(through, first)
         kept = through.checkpoint()
         assert isinstance(kept, Checkpoint)
@@ -178,7 +180,7 @@ def test_what_is_there_is_read_by_the_way_back_only() -> None:
 
 def test_on_the_processor_nothing_is_moved_or_copied() -> None:
     record = (torch.arange(3), None)
-    assert over(record, PROCESSOR) is record
+    assert over(record, CPU) is record
     assert np.shares_memory(back(record[0]), record[0].numpy())
 
 
@@ -187,7 +189,7 @@ def test_on_the_processor_nothing_is_moved_or_copied() -> None:
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As PyTorch does it where it was built without CUDA, and where no card answers."""
-    assert usable(None) == usable("cpu") == PROCESSOR
+    assert usable(None) == usable("cpu") == CPU
     for failure in (AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no card\nand advice")):
 
         def ones(*_: Any, failure: Exception = failure, **__: Any) -> None:

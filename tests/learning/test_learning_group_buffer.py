@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.group_buffer import GroupBuffer
 from tests.learning.group_helpers import LENGTH, batch_of, learning, record, same_batch
-from tests.learning.group_lives import MATES, OWN, World, specs_of
+from tests.learning.group_lives import OWN, TEAMMATES, World, specs_of
 
-SPECS = specs_of(mates=2)
+SPECS = specs_of(teammates=2)
 ACTOR = learning(SPECS, memory=True, previous=True).actor
 MANY = settings(max_examples=25, deadline=None)
 MESSAGES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
@@ -72,7 +72,7 @@ def test_selecting_is_as_if_only_these_had_been_told(messages, seed, order):
     if chosen:
         same_batch(got, whole(chosen))
     else:
-        assert (got.steps, len(got.mates), len(got.carried)) == (0, 0, 0)
+        assert (got.steps, len(got.teammates), len(got.carried)) == (0, 0, 0)
 
 
 def test_taking_nothing_is_refused():
@@ -93,14 +93,14 @@ def test_chunks_with_and_without_mates_join():
     for group in crane:
         group.members = [one for one in group.members if one.name != "Driver"]
     for group in many:
-        assert {one.name for one in group.members} == {OWN, *MATES}
+        assert {one.name for one in group.members} == {OWN, *TEAMMATES}
     for parts in ([alone, crane, many], [many, alone], [crane, few, alone], [alone, alone]):
         groups = [group for part in parts for group in part]
         got = filled(parts).take_all()
         same_batch(got, whole(groups))
-        for name, members in got.mates.items():
+        for name, members in got.teammates.items():
             assert members.members.tolist() == [len(group.of(name)) for group in groups]
-    assert not filled([alone]).take_all().mates
+    assert not filled([alone]).take_all().teammates
 
 
 def test_chunks_with_and_without_masks_join():
@@ -122,11 +122,11 @@ def test_lives_are_those_of_sources_and_group_numbers_those_of_origins():
     for source, origin in (("a", "1"), ("a", "2"), ("b", "1"), ("a", "1")):
         buffer.add(record(groups, SPECS, source=source, origin=origin))
     batch = buffer.take_all()
-    numbers, lives = batch.numbers.reshape(4, -1), batch.lives.reshape(4, -1)
+    numbers, agent_episodes = batch.numbers.reshape(4, -1), batch.agent_episodes.reshape(4, -1)
     assert len(np.unique(numbers)) == 3 * len(np.unique(numbers[0]))
-    assert len(np.unique(lives)) == 2 * len(np.unique(lives[0]))
+    assert len(np.unique(agent_episodes)) == 2 * len(np.unique(agent_episodes[0]))
     assert numbers[0].tolist() == numbers[3].tolist()
-    assert lives[0].tolist() == lives[1].tolist() == lives[3].tolist()
+    assert agent_episodes[0].tolist() == agent_episodes[1].tolist() == agent_episodes[3].tolist()
 
 
 # ---------------------------------------------------------------- what is refused

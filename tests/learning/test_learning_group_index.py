@@ -29,7 +29,7 @@ def index_of(groups, specs):
 WORLDS = {
     "seed": st.integers(0, 10_000),
     "count": st.integers(1, 5),
-    "mates": st.integers(0, 2),
+    "teammates": st.integers(0, 2),
     "times": st.integers(1, 9),
     "most": st.integers(1, 6),
     "horizon": st.integers(1, 9),
@@ -37,8 +37,8 @@ WORLDS = {
 MANY = settings(max_examples=30, deadline=None)
 
 
-def made(seed, count, mates, **how):
-    specs = specs_of(mates=mates)
+def made(seed, count, teammates, **how):
+    specs = specs_of(teammates=teammates)
     world = World(specs, seed=seed)
     while not (groups := world.groups(count, **how)):
         pass
@@ -51,9 +51,9 @@ def test_tokens_are_who_is_there_with_what_it_decided_last(**how):
     groups, specs = made(**how)
     index, names = index_of(groups, specs), list(specs)
     rows = [rows_of(groups, name) for name in names]
-    moments = moments_of(groups)
-    assert len(index.counts) == len(moments)
-    for number, (group, time) in enumerate(moments):
+    timesteps = moments_of(groups)
+    assert len(index.counts) == len(timesteps)
+    for number, (group, time) in enumerate(timesteps):
         there = group.there(time)
         expected = {(names.index(one.name), rows[names.index(one.name)][decision]) for one, decision in there}
         token_rows, token_names = index.tokens(np.array([number]))
@@ -79,17 +79,17 @@ def test_tokens_of_several_moments_stand_moment_by_moment_in_the_order_asked_for
 def test_every_decision_has_its_moment_and_its_place_there(**how):
     groups, specs = made(**how)
     index = index_of(groups, specs)
-    moments, row = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}, 0
-    decided = np.zeros(len(moments), int)
+    timesteps, row = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}, 0
+    decided = np.zeros(len(timesteps), int)
     for group in groups:
         for one in group.of(OWN):
             for step in one.steps:
-                assert index.moments[row] == moments[group, step.time]
-                decided[index.moments[row]] += 1
-                token_rows, token_names = index.tokens(index.moments[row : row + 1])
+                assert index.timesteps[row] == timesteps[group, step.time]
+                decided[index.timesteps[row]] += 1
+                token_rows, token_names = index.tokens(index.timesteps[row : row + 1])
                 assert (token_names[index.places[row]], token_rows[index.places[row]]) == (0, row)
                 row += 1
-    assert row == len(index.moments) == len(index.places)
+    assert row == len(index.timesteps) == len(index.places)
     assert index.decisions.tolist() == decided.tolist()
 
 
@@ -98,15 +98,15 @@ def test_every_decision_has_its_moment_and_its_place_there(**how):
 def test_moments_of_the_segments_are_all_but_what_followed_each(**how):
     groups, specs = made(**how)
     index = index_of(groups, specs)
-    moments = moments_of(groups)
-    assert index.in_series.tolist() == [at for at, (group, time) in enumerate(moments) if time < group.span]
-    assert index.first.tolist() == [at for at, (_, time) in enumerate(moments) if time == 0]
-    assert index.last.tolist() == [at for at, (group, time) in enumerate(moments) if time == group.span]
+    timesteps = moments_of(groups)
+    assert index.in_series.tolist() == [at for at, (group, time) in enumerate(timesteps) if time < group.span]
+    assert index.first.tolist() == [at for at, (_, time) in enumerate(timesteps) if time == 0]
+    assert index.last.tolist() == [at for at, (group, time) in enumerate(timesteps) if time == group.span]
 
 
 def test_a_world_shows_all_that_can_happen():
     """What the tests above rest on: members that come, go, wait, have no step, are of other names, and nobody left."""
-    groups, _ = made(5, 40, mates=2, times=8, most=5, horizon=4)
+    groups, _ = made(5, 40, teammates=2, times=8, most=5, horizon=4)
     members = [one for group in groups for one in group.members]
     ours = [one for one in members if one.name == OWN]
     sizes = [[len(group.there(time)) for time in range(group.span + 1)] for group in groups]
@@ -141,7 +141,7 @@ def test_a_group_by_hand():
     index = index_of(by_hand(), {OWN: PLAIN})
     assert index.counts.tolist() == [2, 2, 1, 2, 2]
     assert index.tokens(np.arange(5))[0].tolist() == [0, 2, 1, 2, 2, 3, 6, 5, 6]
-    assert index.moments.tolist() == [0, 1, 0, 3]
+    assert index.timesteps.tolist() == [0, 1, 0, 3]
     assert index.places.tolist() == [0, 0, 1, 0]
     assert index.decisions.tolist() == [2, 1, 0, 1, 0]
     over = index_of(by_hand(over=True), {OWN: PLAIN})
@@ -149,7 +149,7 @@ def test_a_group_by_hand():
 
 
 def test_a_name_that_nobody_has_in_a_batch_changes_nothing():
-    groups, specs = made(3, 3, mates=1, times=6, most=4, horizon=9)
+    groups, specs = made(3, 3, teammates=1, times=6, most=4, horizon=9)
     batch = batch_of(groups, specs)
     few, more = GroupIndex(batch, list(specs)), GroupIndex(batch, [*specs, "Nobody"])
     every = np.arange(len(few.counts))
@@ -168,18 +168,18 @@ def test_windows_divide_each_groups_time_and_sequences_are_a_members_steps_in_on
     batch = replace(batch_of(groups, specs), sequence_length=length)
     index = GroupIndex(batch, list(specs))
     windows = GroupWindows.of(batch, index, length)
-    moments = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}
+    timesteps = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}
     rows = rows_of(groups, OWN)
     expected = [(at, start) for at, group in enumerate(groups) for start in range(0, group.span, length)]
     assert windows.group.tolist() == [at for at, _ in expected]
     for number, (at, start) in enumerate(expected):
         group, which = groups[at], np.array([number])
         times = range(start, min(start + length, group.span))
-        assert windows.moments(which).tolist() == [moments[group, time] for time in times]
+        assert windows.timesteps(which).tolist() == [timesteps[group, time] for time in times]
         inside = [[rows[step] for step in one.steps if step.time in times] for one in group.of(OWN)]
         inside = [one for one in inside if one]
         of_q = windows.of_windows(which)
         sequences = zip(windows.first_q[of_q], windows.lengths_q[of_q], strict=True)
         assert [list(range(first, first + size)) for first, size in sequences] == inside
-        assert windows.weights[number] == max(sum(map(len, inside)), int(index.counts[windows.moments(which)].any()))
+        assert windows.weights[number] == max(sum(map(len, inside)), int(index.counts[windows.timesteps(which)].any()))
     assert windows.first_q.tolist() == batch.starts()[windows.by_window].tolist()

@@ -17,7 +17,7 @@ from sparring.pipeline.learning.settings import (
     RndSettings,
     TrainerSettings,
 )
-from sparring.pipeline.messages.service import Episodes
+from sparring.pipeline.messages.segments import Episodes
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import HYBRID, play_goal, segments, small_settings

@@ -22,21 +22,21 @@ from tests.learning.group_helpers import (
     estimated,
     learning,
     log_prob_and_entropy,
-    moment,
     moments_of,
     prepared_row,
     record,
     surrogate_of,
     targets_by_hand,
+    timestep,
 )
 from tests.learning.group_lives import OWN, PLAIN, RICH, World, specs_of
 
 VARIANTS = {
     "plain": {},
-    "mates": {"mates": 2},
-    "previous": {"mates": 1, "previous": True},
-    "rich": {"own": RICH, "mates": 1},
-    "raw": {"mates": 1, "normalize": False},
+    "teammates": {"teammates": 2},
+    "previous": {"teammates": 1, "previous": True},
+    "rich": {"own": RICH, "teammates": 1},
+    "raw": {"teammates": 1, "normalize": False},
 }
 ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
@@ -52,7 +52,7 @@ def _one_thread():
 def played(variant, seed=0, *, count=5, **hyper):
     """A learner, group segments that its actor played, and the same as a batch."""
     how = dict(variant)
-    specs = specs_of(how.pop("own", PLAIN), how.pop("mates", 0))
+    specs = specs_of(how.pop("own", PLAIN), how.pop("teammates", 0))
     poca = learning(specs, **how, **hyper)
     groups = World(specs, poca.actor, seed).groups(count, horizon=5, most=4)
     return poca, groups, batch_of(groups, specs, length=poca.settings.network_settings.sequence_length)
@@ -73,7 +73,7 @@ def walked(poca, groups):
         for time in range(group.span + 1):
             values[group, time] = 0.0
             if group.there(time):
-                shown, ours = moment(poca, group, time)
+                shown, ours = timestep(poca, group, time)
                 value, expected = poca.networks.critic(shown)
                 values[group, time] = value.item()
                 for one, found in zip(ours, expected, strict=True):
@@ -84,7 +84,7 @@ def walked(poca, groups):
 @ALL
 @pytest.mark.parametrize("at_once", [3, 1024])
 def test_values_of_all_moments_and_baselines_of_all_decisions_are_those_one_by_one(variant, at_once, monkeypatch):
-    monkeypatch.setattr(group_networks, "_MOMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(group_networks, "_TIMESTEPS_AT_ONCE", at_once)
     poca, groups, batch = played(variant)
     found = estimated(poca, batch)[1]
     values, baselines = walked(poca, groups)
@@ -99,7 +99,7 @@ def test_values_of_all_moments_and_baselines_of_all_decisions_are_those_one_by_o
 @settings(max_examples=8, deadline=None)
 def test_a_group_is_judged_alike_wherever_it_stands(seed):
     """Other groups, with more members or fewer, and their order change nothing."""
-    poca, groups, batch = played({"mates": 1}, seed)
+    poca, groups, batch = played({"teammates": 1}, seed)
     order = np.random.default_rng(seed).permutation(len(groups)).tolist()
     moved = [groups[at] for at in order]
     whole, other = estimated(poca, batch)[1], estimated(poca, batch_of(moved, poca.networks.specs))[1]
@@ -120,10 +120,10 @@ def test_returns_are_the_groups_in_group_time_and_advantages_those_of_each_decis
     targets = targets_of(poca, batch)
     values, baselines = walked(poca, groups)
     returns, advantages = targets_by_hand(groups, values, baselines)
-    moments = moments_of(groups)
-    within = [at for at, key in enumerate(moments) if key in returns]
-    np.testing.assert_allclose(targets.returns[within, 0], [returns[moments[at]] for at in within], atol=1e-4)
-    np.testing.assert_allclose(targets.values[:, 0], [values[key] for key in moments], atol=1e-5)
+    timesteps = moments_of(groups)
+    within = [at for at, key in enumerate(timesteps) if key in returns]
+    np.testing.assert_allclose(targets.returns[within, 0], [returns[timesteps[at]] for at in within], atol=1e-4)
+    np.testing.assert_allclose(targets.values[:, 0], [values[key] for key in timesteps], atol=1e-5)
     np.testing.assert_allclose(targets.rows.advantage, list(advantages.values()), atol=1e-4)
     decided = decisions_of(groups)
     np.testing.assert_allclose(
@@ -146,7 +146,7 @@ def changed_returns(poca, groups, group, time):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_member_that_ended_gets_what_its_group_earns_later(seed):
     """A reward weighs `(gamma lambda)^k` k group times before, for all who decided then, here or gone."""
-    poca, groups, _ = played({"mates": 1}, seed, count=12)
+    poca, groups, _ = played({"teammates": 1}, seed, count=12)
     group = next(
         one for one in groups if any(mate.ended and mate.until < one.span and mate.steps for mate in one.of(OWN))
     )
@@ -173,7 +173,7 @@ def test_rewards_before_a_decision_are_not_its():
 
 def test_what_follows_is_worth_nothing_only_where_nobody_is_left():
     """The last of a group that were cut, or who goes on: the return is bootstrapped with what they see."""
-    poca, groups, batch = played({"mates": 1}, 3, count=40)
+    poca, groups, batch = played({"teammates": 1}, 3, count=40)
     prepared, found = estimated(poca, batch)
     kinds = set()
     for group, last in zip(groups, prepared.index.last, strict=True):
@@ -182,7 +182,7 @@ def test_what_follows_is_worth_nothing_only_where_nobody_is_left():
         kinds.add(kind)
         assert (found.values[last, 0] == 0.0) == (kind == "over")
         if kind == "cut":
-            shown, _ = moment(poca, group, group.span)
+            shown, _ = timestep(poca, group, group.span)
             assert shown.counts.item() == len(cut)
     assert kinds == {"cut", "over", "open"}
 
@@ -214,7 +214,7 @@ def policy_part(poca, steps, advantage_of, epsilon):
     return surrogate_of(ratios, [advantage_of[step] for _, step in steps], epsilon), torch.stack(entropies).mean()
 
 
-def critic_part(poca, moments, returns, old_values, old_baselines, epsilon):
+def critic_part(poca, timesteps, returns, old_values, old_baselines, epsilon):
     """Value loss of some moments and baseline loss of the decisions made then, each by itself."""
     clip, of_values, of_baselines = poca.settings.hyperparameters.clip_value_loss, [], []
 
@@ -224,8 +224,8 @@ def critic_part(poca, moments, returns, old_values, old_baselines, epsilon):
             return plain
         return torch.maximum(plain, (old + (value - old).clamp(-epsilon, epsilon) - target).square())
 
-    for group, time in moments:
-        shown, ours = moment(poca, group, time)
+    for group, time in timesteps:
+        shown, ours = timestep(poca, group, time)
         value, expected = poca.networks.critic(shown)
         of_values.append(squares(value[0, 0], returns[group, time], old_values[group, time]))
         for one, baseline in zip(ours, expected, strict=True):
@@ -249,13 +249,13 @@ def test_every_step_follows_the_gradient_of_the_written_out_loss(variant, clip):
     decided = decisions_of(groups)
     named = {np.float32(step.log_prob).item(): (one, step) for _, one, step in decided}
     assert len(named) == len(decided)
-    moments = moments_of(groups)
+    timesteps = moments_of(groups)
     real, gradient, met = poca._step, poca.optimizer.parameters.gradient, []
 
     def compared(rows, recalled, criticised, *others):
         gradient.zero_()
         steps = [named[one] for one in rows.log_prob.tolist()]
-        chosen = [moments[at] for at in criticised.moments.tolist()]
+        chosen = [timesteps[at] for at in criticised.timesteps.tolist()]
         surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, chosen, returns, values, baselines, coefficients.epsilon)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
@@ -292,7 +292,7 @@ def test_an_update_reaches_every_weight_and_every_statistic(variant):
 
 
 def test_statistics_of_each_name_take_in_its_decisions_and_nothing_that_only_followed():
-    poca, groups, batch = played({"mates": 1})
+    poca, groups, batch = played({"teammates": 1})
     poca.update(batch, 1, 0)
     for name, encoder in ((OWN, poca.actor.encoder), ("Driver", poca.networks.critic.encoder("Driver"))):
         steps = [step for group in groups for one in group.of(name) for step in one.steps]
@@ -345,16 +345,18 @@ def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_crit
     prepared, found = estimated(poca, batch)
     targets = poca._targets(batch, prepared, found, 0.2)
     numbers = targets._replace(rows=targets.rows._replace(log_prob=torch.arange(float(batch.steps))))
-    moments, decided = moments_of(groups), {}
+    timesteps, decided = moments_of(groups), {}
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
     acted, judged, valued = [], [], set()
     for (rows, recalled, _), criticised in poca._minibatches(prepared, found, numbers, None):
         acted.append([int(one) for one in rows.log_prob.tolist()])
         judged.append(criticised.rows.tolist())
-        valued.update(criticised.moments.tolist())
+        valued.update(criticised.timesteps.tolist())
         assert recalled is None
-        assert set(judged[-1]) == set().union(*(decided.get(moments[at], set()) for at in criticised.moments.tolist()))
+        assert set(judged[-1]) == set().union(
+            *(decided.get(timesteps[at], set()) for at in criticised.timesteps.tolist())
+        )
         for number, at in enumerate(acted[-1]):
             assert torch.equal(rows.advantage[number], targets.rows.advantage[at])
             assert rows.discrete[number].tolist() == batch.own.discrete[at].tolist()

@@ -11,7 +11,7 @@ import torch
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.learning.learner import Learner
 from tests.learning.group_helpers import decisions_of, poca_settings, record
-from tests.learning.group_lives import MATES, OWN, PLAIN, World, specs_of
+from tests.learning.group_lives import OWN, PLAIN, TEAMMATES, World, specs_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,41 +22,41 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def learner(seed=0, mates=0, **hyper):
+def learner(seed=0, teammates=0, **hyper):
     one = Learner(OWN, PLAIN, poca_settings(**hyper), seed)
-    one.meet(dict(list(MATES.items())[:mates]))
+    one.meet(dict(list(TEAMMATES.items())[:teammates]))
     return one
 
 
-def fed(one, seed=0, mates=0, count=9, **changes):
-    specs = specs_of(mates=mates)
+def fed(one, seed=0, teammates=0, count=9, **changes):
+    specs = specs_of(teammates=teammates)
     one.add(record(World(specs, seed=seed).groups(count, horizon=5), specs, **changes))
     return one
 
 
-@pytest.mark.parametrize("mates", [0, 2])
-def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit(mates):
+@pytest.mark.parametrize("teammates", [0, 2])
+def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit(teammates):
     hashes = []
     for _ in range(2):
-        one = learner(7, mates)
+        one = learner(7, teammates)
         for seed in range(3):
-            fed(one, seed, mates).update(everything=True)
+            fed(one, seed, teammates).update(everything=True)
             torch.rand(3)  # the global random source is not used
         hashes.append(one.weights_sha256)
     assert hashes[0] == hashes[1]
-    assert learner(8, mates).weights_sha256 != learner(7, mates).weights_sha256
+    assert learner(8, teammates).weights_sha256 != learner(7, teammates).weights_sha256
 
 
 def test_a_resumed_learner_goes_on_to_the_bit_with_the_mates_it_had_met():
     """Mates are met between updates; who resumes meets them from the checkpoint."""
     through = fed(learner(3))
     through.update(everything=True)
-    through.meet({"Driver": MATES["Driver"]})
+    through.meet({"Driver": TEAMMATES["Driver"]})
     fed(through, 1, 1).update(everything=True)
-    through.meet({"Crane": MATES["Crane"]})
+    through.meet({"Crane": TEAMMATES["Crane"]})
     resumed = learner(99)
     resumed.restore(through.checkpoint())
-    assert list(resumed.mates) == list(through.mates) == list(MATES)
+    assert list(resumed.teammates) == list(through.teammates) == list(TEAMMATES)
     assert resumed.weights_sha256 == through.weights_sha256
     for seed in range(2, 4):
         first, second = (fed(one, seed, 2).update(everything=True) for one in (through, resumed))
@@ -73,13 +73,13 @@ def test_a_refused_checkpoint_changes_nothing_and_nobody_is_met():
     before = other.weights_sha256
     with pytest.raises(CheckpointError, match="Walker"):
         other.restore(state)
-    assert not other.mates
+    assert not other.teammates
     assert other.weights_sha256 == before
 
 
 def test_a_resumed_learner_gives_each_mate_its_own_embedding_whatever_the_order_they_were_met_in():
     """Two names of one spec: what was learned of one must not be taken for the other."""
-    twins = dict.fromkeys(("Left", "Right"), MATES["Driver"])
+    twins = dict.fromkeys(("Left", "Right"), TEAMMATES["Driver"])
     through, resumed = learner(0), learner(1)
     for name in twins:
         through.meet({name: twins[name]})
@@ -94,7 +94,7 @@ def test_a_resumed_learner_gives_each_mate_its_own_embedding_whatever_the_order_
 
 def test_mates_that_have_not_acted_yet_have_done_nothing():
     """Assembly knows how wide actions are from the first that it hears of: until then columns have no width."""
-    specs, hashes = specs_of(mates=1), []
+    specs, hashes = specs_of(teammates=1), []
     for width in (1, 0):
         world, one = World(specs, seed=3), learner(0, 1)
         waiting, later = world.groups(6, most=3), world.groups(6)
@@ -103,10 +103,10 @@ def test_mates_that_have_not_acted_yet_have_done_nothing():
                 mate.steps, mate.until = [], group.span + 1
                 mate.following.continuous, mate.following.discrete = np.zeros(1, np.float32), np.zeros(1, np.int32)
         told = record(waiting, specs)
-        (mates,) = told.shared.mates
+        (teammates,) = told.shared.teammates
         columns = ("continuous", "discrete", "next_continuous", "next_discrete")
-        mates = replace(mates, **{name: getattr(mates, name)[:, :width] for name in columns})
-        one.add(replace(told, shared=replace(told.shared, mates=(mates,))))
+        teammates = replace(teammates, **{name: getattr(teammates, name)[:, :width] for name in columns})
+        one.add(replace(told, shared=replace(told.shared, teammates=(teammates,))))
         one.add(record(later, specs))
         assert one.update(everything=True).skipped == 0
         hashes.append(one.weights_sha256)
@@ -123,7 +123,7 @@ def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_we
     }
     steps, rate = before.moments["step"].item(), before.learning_rate
     assert steps > 0
-    one.meet({"Driver": MATES["Driver"]})
+    one.meet({"Driver": TEAMMATES["Driver"]})
     grown = one._algorithm.optimizer
     assert grown is not before
     assert (grown.moments["step"].item(), grown.learning_rate) == (steps, rate)
@@ -140,9 +140,9 @@ def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_we
         inside = parameter.data_ptr() - grown.parameters.flat.data_ptr()
         assert 0 <= inside < grown.parameters.flat.numel() * 4, "a view of the optimiser's block"
     before = one.weights_sha256
-    one.meet({"Driver": MATES["Driver"]})
+    one.meet({"Driver": TEAMMATES["Driver"]})
     assert one.weights_sha256 == before, "met before"
-    assert not one.strangers(record(World(specs_of(mates=1)).groups(3), specs_of(mates=1)))
+    assert not one.strangers(record(World(specs_of(teammates=1)).groups(3), specs_of(teammates=1)))
     assert fed(one, 1, 1).update(everything=True).skipped == 0
 
 
@@ -151,14 +151,14 @@ def test_weights_alone_start_a_new_lineage_with_the_mates_they_knew():
     one, other = fed(learner(0, 2), 0, 2), learner(1)
     one.update(everything=True)
     other.load_weights(one.checkpoint())
-    assert list(other.mates) == list(MATES)
+    assert list(other.teammates) == list(TEAMMATES)
     assert other.weights_sha256 == one.weights_sha256
     assert (other.version, other.updates, other.trained) == (1, 0, 0)
 
 
 def test_names_that_are_not_met_are_strangers():
-    groups = World(specs_of(mates=2), seed=4).groups(6)
-    assert sorted(learner().strangers(record(groups, specs_of(mates=2)))) == sorted(MATES)
+    groups = World(specs_of(teammates=2), seed=4).groups(6)
+    assert sorted(learner().strangers(record(groups, specs_of(teammates=2)))) == sorted(TEAMMATES)
     assert not learner().strangers(record(World(specs_of()).groups(2), specs_of()))
 
 

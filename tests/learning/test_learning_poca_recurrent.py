@@ -24,16 +24,16 @@ from tests.learning.group_helpers import (
     estimated,
     learning,
     log_prob_and_entropy,
-    moment,
     moments_of,
     prepared_row,
     record,
     surrogate_of,
     targets_by_hand,
+    timestep,
 )
-from tests.learning.group_lives import MATES, OWN, PLAIN, Decision, Group, Member, World, specs_of
+from tests.learning.group_lives import OWN, PLAIN, TEAMMATES, Decision, Group, Member, World, specs_of
 
-VARIANTS = {"plain": {}, "mates": {"mates": 2}, "previous": {"mates": 1, "previous": True}}
+VARIANTS = {"plain": {}, "teammates": {"teammates": 2}, "previous": {"teammates": 1, "previous": True}}
 ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -48,7 +48,7 @@ def _one_thread():
 def played(variant, seed=0, count=4, horizon=5, **hyper):
     """A learner, and segments of groups that its actor played, several of most groups."""
     how = dict(variant)
-    specs = specs_of(PLAIN, how.pop("mates", 0))
+    specs = specs_of(PLAIN, how.pop("teammates", 0))
     poca = learning(specs, memory=True, **how, **hyper)
     return poca, World(specs, poca.actor, seed).groups(count, times=14, horizon=horizon)
 
@@ -69,7 +69,7 @@ def criticised(critic, head, encoded, count, memory):
 
 def encodings(poca, group, time):
     """Of the group, of each of ours that is there, and how many are there."""
-    shown, ours = moment(poca, group, time)
+    shown, ours = timestep(poca, group, time)
     encoded, counts = poca.networks.critic.encode(shown)
     return encoded[:1], {one: encoded[at : at + 1] for at, one in enumerate(ours, 1)}, counts[0].item()
 
@@ -148,14 +148,14 @@ def compare(poca, groups, walk):
 @pytest.mark.parametrize("at_once", [1, 1024])
 def test_values_and_memories_are_those_of_a_walk_from_one_batch_to_the_next(variant, at_once, monkeypatch):
     """Several segments of a group in a batch; what a batch left is where the next goes on; nothing of what ended."""
-    monkeypatch.setattr(group_networks, "_MOMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(group_networks, "_TIMESTEPS_AT_ONCE", at_once)
     poca, groups = played(variant)
     poca.networks.critic.see(4)
     walk, half, memories = Walk(poca), len(groups) // 2, (poca.networks._groups, poca.networks._members)
     assert {one.number for one in groups[:half]} & {one.number for one in groups[half:]}
     for part in (groups[:half], groups[half:]):
         compare(poca, part, walk)
-        kept, members = ({one % 2**40 for one in found._lives.tolist()} for found in memories)
+        kept, members = ({one % 2**40 for one in found._agent_episodes.tolist()} for found in memories)
         assert kept == set(walk.groups)
         assert set(walk.members) <= members
         assert not members & {one.life for group in part for one in group.of(OWN) if one.ended}
@@ -164,7 +164,7 @@ def test_values_and_memories_are_those_of_a_walk_from_one_batch_to_the_next(vari
 @given(seed=st.integers(0, 999), parts=st.integers(1, 4), horizon=st.integers(1, 9))
 @settings(max_examples=10, deadline=None)
 def test_any_division_into_batches_is_walked_alike(seed, parts, horizon):
-    poca, groups = played({"mates": 1}, seed, count=3, horizon=horizon)
+    poca, groups = played({"teammates": 1}, seed, count=3, horizon=horizon)
     poca.networks.critic.see(4)
     walk = Walk(poca)
     for part in np.array_split(np.arange(len(groups)), parts):
@@ -183,11 +183,13 @@ def test_a_group_and_a_member_that_ended_are_forgotten():
     poca.networks.critic.see(2)
     estimated(poca, told(poca, _carrying(first)))
     assert (len(poca.networks._groups), len(poca.networks._members)) == (0, 0)
-    lives = dict(zip([one.life for one in other[0].members], [one.life for one in first[0].members], strict=False))
+    agent_episodes = dict(
+        zip([one.life for one in other[0].members], [one.life for one in first[0].members], strict=False)
+    )
     for group in other:
         group.number = first[0].number
         for one in group.members:
-            one.life = lives.get(one.life, one.life)
+            one.life = agent_episodes.get(one.life, one.life)
     found = estimated(poca, told(poca, other))[1]
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.baselines, expected.baselines)
@@ -228,7 +230,7 @@ def test_a_replay_from_stored_memories_gives_the_same_values_and_the_actors_stor
     poca.networks.critic.see(4)
     batch, actions, later = told(poca, groups[half:]), poca.actor.actions, groups[half:]
     prepared, found = estimated(poca, batch)
-    targets, moments, judged = poca._targets(batch, prepared, found, 0.2), moments_of(later), set()
+    targets, timesteps, judged = poca._targets(batch, prepared, found, 0.2), moments_of(later), set()
     recurrence = poca._recurrence(batch, prepared)
     for (rows, recalled, _), part in poca._minibatches(prepared, found, targets, recurrence):
         with torch.no_grad():
@@ -237,11 +239,11 @@ def test_a_replay_from_stored_memories_gives_the_same_values_and_the_actors_stor
             said = distributions.evaluate(
                 actions, head, poca.actor.log_sigma, rows.continuous, rows.discrete, rows.masks
             )
-        torch.testing.assert_close(values, targets.values[part.moments], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values, targets.values[part.timesteps], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(baselines, targets.rows.values[part.rows], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(said.log_prob, rows.log_prob, rtol=1e-4, atol=1e-4)
         judged |= set(part.rows.tolist())
-        shown = [moments[at] for at in part.moments.tolist()]
+        shown = [timesteps[at] for at in part.timesteps.tolist()]
         for group, time in shown:
             start = time - time % LENGTH
             assert all((group, at) in shown for at in range(start, min(start + LENGTH, group.span)))
@@ -309,7 +311,7 @@ def test_every_step_follows_the_gradient_of_the_loss_within_each_window(variant)
     walk, half = Walk(poca), len(groups) // 2
     compare(poca, groups[:half], walk)
     groups = groups[half:]
-    walked, named, moments = walk(groups), sequences_of(groups), moments_of(groups)
+    walked, named, timesteps = walk(groups), sequences_of(groups), moments_of(groups)
     returns, of_step = targets_by_hand(groups, walked[0], walked[1])
     coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
     real, gradient, met = poca._step, poca.optimizer.parameters.gradient, []
@@ -319,7 +321,7 @@ def test_every_step_follows_the_gradient_of_the_loss_within_each_window(variant)
         said = rows.log_prob.tolist()
         sequences = [named[one] for one in said if one in named]
         assert sum(len(steps) for _, steps in sequences) == len(said)
-        windows = [one for one in (moments[at] for at in part.moments.tolist()) if one[1] % LENGTH == 0]
+        windows = [one for one in (timesteps[at] for at in part.timesteps.tolist()) if one[1] % LENGTH == 0]
         surrogate, entropy = policy_part(poca, sequences, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, windows, walked, returns)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
@@ -351,9 +353,9 @@ def test_two_updates_go_on_from_each_other_to_the_bit():
     """The same batches give the same weights; without the first one's memories the second gives others."""
     hashes = []
     for forgets in (False, False, True):
-        poca, groups = played({"mates": 2})
+        poca, groups = played({"teammates": 2})
         one = Learner(OWN, PLAIN, poca.settings, 5)
-        one.meet(MATES)
+        one.meet(TEAMMATES)
         for part in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
             one.add(record(part, poca.networks.specs, length=LENGTH))
             one.update(everything=True)
@@ -366,8 +368,8 @@ def test_two_updates_go_on_from_each_other_to_the_bit():
 
 
 def test_a_resumed_learner_goes_on_to_the_bit_with_groups_whose_life_begins():
-    poca, groups = played({"mates": 2}, count=6)
-    lives = sorted({group.number for group in groups})
+    poca, groups = played({"teammates": 2}, count=6)
+    agent_episodes = sorted({group.number for group in groups})
     through, resumed = (Learner(OWN, PLAIN, poca.settings, seed) for seed in (3, 99))
 
     def updated(one, numbers):
@@ -375,10 +377,10 @@ def test_a_resumed_learner_goes_on_to_the_bit_with_groups_whose_life_begins():
         one.add(record(part, poca.networks.specs, length=LENGTH))
         return one.update(everything=True)
 
-    through.meet(MATES)
-    updated(through, lives[:2])
+    through.meet(TEAMMATES)
+    updated(through, agent_episodes[:2])
     resumed.restore(through.checkpoint())
-    for numbers in (lives[2:4], lives[4:]):
+    for numbers in (agent_episodes[2:4], agent_episodes[4:]):
         assert updated(through, numbers) == updated(resumed, numbers)
     assert resumed.weights_sha256 == through.weights_sha256
 

@@ -55,13 +55,13 @@ def test_values_are_those_of_a_walk_through_each_life(variant, rows_at_once, mon
 @settings(max_examples=25, deadline=None)
 def test_any_order_of_segments_is_walked_life_by_life(rounds):
     """A number stands for another life once its life has ended."""
-    ppo, standing, lives = learning(), {}, {}
+    ppo, standing, agent_episodes = learning(), {}, {}
     walk = Walk(ppo)
     for seed, parts in enumerate(rounds):
         named = []
         for agent, rows, ended in parts:
-            named.append((agent + 10 * lives.get(agent, 0), rows, ended))
-            lives[agent] = lives.get(agent, 0) + ended
+            named.append((agent + 10 * agent_episodes.get(agent, 0), rows, ended))
+            agent_episodes[agent] = agent_episodes.get(agent, 0) + ended
         batch = played(ppo, named, standing, seed)
         compare(estimated(ppo, batch), walk(batch))
 
@@ -74,7 +74,7 @@ def chosen(batch, which):
     firsts = np.cumsum(counts) - counts
     of_q = np.concatenate([np.arange(firsts[one], firsts[one] + counts[one]) for one in which])
     per_row = ("continuous", "discrete", "log_probs", "masks", "rewards", "group_rewards", "versions")
-    per_segment = ("lengths", "terminated", "ended", "lives")
+    per_segment = ("lengths", "terminated", "ended", "agent_episodes")
     picked = Batch(
         **{name: getattr(batch, name)[rows] for name in per_row},
         **{name: getattr(batch, name)[list(which)] for name in per_segment},
@@ -91,10 +91,10 @@ def chosen(batch, which):
 @settings(max_examples=12, deadline=None)
 def test_segments_of_other_agents_and_their_order_change_nothing(variant, order, size):
     """Whichever lives are in the batch and wherever they stand; only a life's own segments are in order."""
-    lives = np.array([life for life, _, _ in FIRST])
-    among = set(lives[list(order[:size])].tolist())
-    places = {life: iter(np.flatnonzero(lives == life).tolist()) for life in among}
-    which = [next(places[life]) for life in lives[list(order)].tolist() if life in among]
+    agent_episodes = np.array([life for life, _, _ in FIRST])
+    among = set(agent_episodes[list(order[:size])].tolist())
+    places = {life: iter(np.flatnonzero(agent_episodes == life).tolist()) for life in among}
+    which = [next(places[life]) for life in agent_episodes[list(order)].tolist() if life in among]
     batch = played(learning(**variant), FIRST)
     whole = estimated(learning(**variant), batch)
     picked, rows, of_q = chosen(batch, which)

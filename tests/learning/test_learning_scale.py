@@ -29,9 +29,9 @@ class Twin:
         self.running: dict[int, float] = {}
         self.sums: list[float] = []
 
-    def divide(self, rewards: Any, lengths: Any, lives: Any, ended: Any) -> np.ndarray:
+    def divide(self, rewards: Any, lengths: Any, agent_episodes: Any, ended: Any) -> np.ndarray:
         row = 0
-        for length, life, over in zip(lengths, lives, ended, strict=True):
+        for length, life, over in zip(lengths, agent_episodes, ended, strict=True):
             for reward in rewards[row : row + length]:
                 self.running[life] = self.gamma * self.running.get(life, 0.0) + float(reward)
                 self.sums.append(self.running[life])
@@ -60,11 +60,11 @@ def test_rewards_are_those_of_the_twin_whatever_lives_go_on_in_which_batch(
             if over:
                 alive[alive.index(life)] = next_life
                 next_life += 1
-        lengths, lives, ended = map(np.array, zip(*parts, strict=True))
+        lengths, agent_episodes, ended = map(np.array, zip(*parts, strict=True))
         rewards = (scale * (random.standard_normal(lengths.sum()) + 0.5)).astype(np.float32)
-        got = own.divide(rewards, lengths, lives, ended)
+        got = own.divide(rewards, lengths, agent_episodes, ended)
         assert got.dtype == np.float32
-        np.testing.assert_allclose(got, twin.divide(rewards, lengths, lives, ended), rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(got, twin.divide(rewards, lengths, agent_episodes, ended), rtol=2e-3, atol=1e-5)
 
 
 def test_a_rare_reward_is_clipped_and_none_stays_none() -> None:

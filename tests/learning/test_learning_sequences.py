@@ -94,7 +94,7 @@ class Sequenced(RuleBasedStateMachine):
     def begin(self, length):
         self.length, self.buffer = length, SegmentBuffer(length)
         self.segments: list[Modelled] = []
-        self.mark = self.lives = 0
+        self.mark = self.agent_episodes = 0
 
     @rule(lengths=st.lists(st.integers(1, 11), max_size=4), seed=st.integers(0, 999), source=st.sampled_from("ab"))
     def add(self, lengths, seed, source):
@@ -102,11 +102,11 @@ class Sequenced(RuleBasedStateMachine):
         for rows in lengths:
             marks = list(range(self.mark, self.mark + rows))
             self.mark += rows
-            self.lives += 1
+            self.agent_episodes += 1
             ended, terminated = random.random(2) < 0.5
             versions = (random.integers(0, 9) + (random.random(rows) < 0.1)).tolist()
             terminated = bool(ended and terminated)
-            new.append(Modelled(marks, marks[-1] + 0.5, versions, self.lives, terminated, bool(ended)))
+            new.append(Modelled(marks, marks[-1] + 0.5, versions, self.agent_episodes, terminated, bool(ended)))
         self.buffer.add(record(new, self.length, source))
         self.segments += new
 
@@ -179,7 +179,7 @@ class Sequenced(RuleBasedStateMachine):
         assert batch.next_observations[0][:, 0].tolist() == [one.following for one in expected]
         assert batch.terminated.tolist() == [one.terminated for one in expected]
         assert batch.ended.tolist() == [one.ended for one in expected]
-        assert (batch.lives % 2**40).tolist() == [one.life for one in expected]
+        assert (batch.agent_episodes % 2**40).tolist() == [one.life for one in expected]
         first, _ = sequences.divide(batch.lengths, self.length)
         starts = [mark for one in expected for mark in one.marks[:: self.length]]
         assert batch.observations[0][first, 0].tolist() == starts, "sequences are those that were stored"
@@ -195,9 +195,9 @@ def test_a_life_is_known_by_its_source_and_its_number_there():
     for source in ("stepping-0.1", "stepping-1.1", "stepping-0.1"):
         new = [Modelled([0], 0.5, [0], life, False, False) for life in (1, 2)]
         buffer.add(record(new, 2, source))
-    lives = buffer.take_all().lives.tolist()
-    assert lives[:2] == lives[4:]
-    assert len(set(lives)) == 4
+    agent_episodes = buffer.take_all().agent_episodes.tolist()
+    assert agent_episodes[:2] == agent_episodes[4:]
+    assert len(set(agent_episodes)) == 4
 
 
 def test_a_buffer_where_nothing_is_carried_keeps_nothing_carried_and_splits_anywhere():
@@ -239,11 +239,11 @@ def test_memories_are_those_of_a_dictionary(updates, limit, seed):
     memories, random = Memories(3, limit), np.random.default_rng(seed)
     twin: dict[int, tuple[int, np.ndarray]] = {}
     for now, update in enumerate(updates):
-        lives = np.array([life for life, _ in update], np.int64)
+        agent_episodes = np.array([life for life, _ in update], np.int64)
         ended = np.array([end for _, end in update], np.bool_)
         made = random.standard_normal((len(update), 3), np.float32)
-        memories.keep(lives, made, ended)
-        for life, end, memory in zip(lives.tolist(), ended.tolist(), made, strict=True):
+        memories.keep(agent_episodes, made, ended)
+        for life, end, memory in zip(agent_episodes.tolist(), ended.tolist(), made, strict=True):
             twin.pop(life, None)
             if not end:
                 twin[life] = (now, memory)

@@ -21,7 +21,7 @@ from sparring.pipeline.errors import Closed
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import LearnerState, PolicyWeights, RunState
+from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.networks.limits import Unsupported
 from sparring.pipeline.queues.interface import Capacity
@@ -153,9 +153,9 @@ async def test_stepping_takes_the_weights_of_a_learner_that_died_before_coordina
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         others = await stack.enter_async_context(MemoryTransport(hub, start="others.1"))
-        coordination = await others.board("coordination")
+        coordination = await others.topic("coordination")
         known = {"specs": {"Test": HYBRID}, "versions": {"Test": 0}}  # coordination says it once, and never again
-        empty = {"books": {}, "routed": {}, "reward_mean_last100": {}, "episodes": {}}
+        empty = {"step_counts": {}, "routed": {}, "reward_mean_last100": {}, "episodes": {}}
         coordination.publish("run", RunState(start="coordination.1", finished=False, **known, **empty))
         updates, reader = await others.sender("updates:Test"), await others.subscribe("policy-Test")
 
@@ -345,7 +345,7 @@ async def test_a_change_of_the_learning_team_is_followed_by_a_recovery_checkpoin
         def publish(self, key: str, record: LearnerState) -> None:
             super().publish(key, record)
             team = int(record.version > 4)
-            said["assignment"] = MatchupAssignment(serial=1 + team, draws=(Matchup(number=1, team=team, ghosts={}),))
+            said["assignment"] = MatchupAssignment(serial=1 + team, matchups=(Matchup(number=1, team=team, ghosts={}),))
             found.append([path.name for path in folder.newest_first()])
 
     service = learning_of(context_of(tmp_path, 1, clock=lambda: 0.0), FakeBoard(), Turning(), messages=8, said=said)

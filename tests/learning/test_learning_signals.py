@@ -89,13 +89,13 @@ def test_steps_of_segments(segments: list[tuple[int, bool, int]]) -> None:
 
     A segment may have no step at all: then what followed it belongs to nobody.
     """
-    lengths, ended, lives = map(np.array, zip(*segments, strict=True))
+    lengths, ended, agent_episodes = map(np.array, zip(*segments, strict=True))
     rows, count = int(lengths.sum()), len(lengths)
     seen = np.arange(rows, dtype=np.float32)[:, None]
     after = 1000 + np.arange(count, dtype=np.float32)[:, None]
     raw = np.linspace(-5, 5, 2 * rows, dtype=np.float32).reshape(rows, 2)
     steps = Steps.of_segments(
-        HYBRID, lengths.astype(np.int32), [seen], [after], raw, np.zeros((rows, 2), np.int32), ended, lives
+        HYBRID, lengths.astype(np.int32), [seen], [after], raw, np.zeros((rows, 2), np.int32), ended, agent_episodes
     )
     followed, over, life, row = [], [], [], 0
     for segment, length in enumerate(lengths):
@@ -103,14 +103,14 @@ def test_steps_of_segments(segments: list[tuple[int, bool, int]]) -> None:
             last = step == length - 1
             followed.append(1000.0 + segment if last else row + 1.0)
             over.append(bool(last and ended[segment]))
-            life.append(lives[segment])
+            life.append(agent_episodes[segment])
             row += 1
     assert len(steps) == rows
     assert steps.observations[0][:rows, 0].tolist() == list(range(rows))
     assert steps.observations[0][steps.following, 0].tolist() == followed
     assert steps.ended.tolist() == over
     assert steps.flags[:, 0].tolist() == [float(one) for one in over]
-    assert steps.lives.tolist() == life
+    assert steps.agent_episodes.tolist() == life
     np.testing.assert_allclose(steps.continuous, np.clip(raw, -3, 3) / 3, rtol=1e-6)
     assert steps.done.shape == (rows, 7)
 
@@ -127,7 +127,7 @@ def test_steps_of_demonstrations(lengths: list[int], seed: int) -> None:
         np.testing.assert_array_equal(steps.observations[at][: len(steps)], columns[f"observation.{at}"])
         np.testing.assert_array_equal(steps.observations[at][steps.following], after)
     assert steps.ended.tolist() == [row == length - 1 for length in lengths for row in range(length)]
-    assert steps.lives.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
+    assert steps.agent_episodes.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
     np.testing.assert_array_equal(steps.continuous, columns["continuous"])
 
 
@@ -165,8 +165,8 @@ def test_lives_that_never_end_are_not_kept_for_ever() -> None:
     """Agents of simulators that went away are never heard of again: there is a bound, as for memories."""
     sums = EpisodeSums()
     for batch in range(4):
-        lives = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
-        sums.add(lives, np.ones(len(lives), np.float32), np.zeros(len(lives), np.bool_))
+        agent_episodes = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
+        sums.add(agent_episodes, np.ones(len(agent_episodes), np.float32), np.zeros(len(agent_episodes), np.bool_))
     assert len(sums._sums) <= MOST_AGENTS
 
 
@@ -181,15 +181,15 @@ def test_beginnings_of_lives(batches: list[list[tuple[int, bool]]]) -> None:
     found, expected, told, generation = EpisodeStarts(), [], [], dict.fromkeys(range(4), 0)
     known: set[int] = set()
     for batch in batches:
-        lives, ends = [], []
+        agent_episodes, ends = [], []
         for slot, ended in batch:
             life = 10 * generation[slot] + slot
             generation[slot] += ended
-            lives.append(life)
+            agent_episodes.append(life)
             ends.append(ended)
             expected.append(life not in known)
             known.add(life)
-        told += found.find(np.array(lives, np.int64), np.array(ends, np.bool_)).tolist()
+        told += found.find(np.array(agent_episodes, np.int64), np.array(ends, np.bool_)).tolist()
     assert told == expected
 
 
@@ -197,8 +197,8 @@ def test_lives_that_never_end_are_not_known_for_ever() -> None:
     """Neither are the lives under way of which no end is told, or whose last segment was too old."""
     found = EpisodeStarts()
     for batch in range(4):
-        lives = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
-        found.find(lives, np.zeros(len(lives), np.bool_))
+        agent_episodes = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
+        found.find(agent_episodes, np.zeros(len(agent_episodes), np.bool_))
     assert len(found._under_way) <= MOST_AGENTS
 
 
@@ -253,7 +253,7 @@ def test_order_and_strengths(demo: Path) -> None:
 def shown_steps(spec: BehaviorSpec, batch: Any) -> Steps:
     return Steps.of_segments(
         spec.actions, batch.lengths, batch.observations, batch.next_observations, batch.continuous, batch.discrete,
-        batch.ended, batch.lives,
+        batch.ended, batch.agent_episodes,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_mean_rewards_of_episodes_that_ended(demo: Path) -> None:
         shown = shown_steps(PLAIN, batch)
         for name, strength in (("gail", 0.3), ("curiosity", 0.2), ("rnd", 0.1)):
             earned = strength * ppo.signals.sources[name].begin(shown)
-            for life, reward in zip(shown.lives.tolist(), earned.tolist(), strict=True):
+            for life, reward in zip(shown.agent_episodes.tolist(), earned.tolist(), strict=True):
                 sums[name][life] = sums[name].get(life, 0.0) + reward
         found = ppo.update(batch, 1, 0).statistics
         for name in sums:
@@ -320,7 +320,7 @@ def share_of(folder: Path, ends: int, steps: int) -> float:
 def beginnings(batch: Any) -> list[int]:
     """First rows of the lives of a first batch."""
     known, found, row = set(), [], 0
-    for life, length in zip(batch.lives.tolist(), batch.lengths.tolist(), strict=True):
+    for life, length in zip(batch.agent_episodes.tolist(), batch.lengths.tolist(), strict=True):
         if life not in known:
             known.add(life)
             found.append(row)
@@ -483,7 +483,7 @@ def test_mates_of_other_names(demo: Path, kind: str) -> None:
         algorithm, batch = made(kind, "hybrid", demo, NAMES)
         assert len(algorithm._shown(batch)) == batch.steps
         return
-    specs = specs_of(PLAIN, mates=2)
+    specs = specs_of(PLAIN, teammates=2)
     algorithm = POCA(OWN, PLAIN, trainer(signals_of(NAMES, demo / "hybrid"), kind="poca"), torch.Generator())
     algorithm.meet({name: spec for name, spec in specs.items() if name != OWN})
     batch = batch_of(world(algorithm, specs).groups(6), specs)
@@ -543,7 +543,9 @@ def test_batches_after_one_that_was_not_finite_are_learned_from(demo: Path) -> N
 def played_again(batch: Any, more: int, only_ended: bool = False) -> Any:
     """The same segments, of other lives."""
     fields = {name: getattr(batch, name) for name in type(batch).__slots__}
-    fields["lives"] = more + np.arange(len(batch.lives)) if only_ended else batch.lives + more
+    fields["agent_episodes"] = (
+        more + np.arange(len(batch.agent_episodes)) if only_ended else batch.agent_episodes + more
+    )
     return type(batch)(**fields)
 
 
@@ -615,7 +617,7 @@ def test_the_end_of_a_group_stops_the_extrinsic_return_alone(demo: Path) -> None
     rewards = {"extrinsic": 0.7 * batch.shared}
     for name, strength in (("gail", 0.3), ("rnd", 0.1)):
         earned = strength * poca.signals.sources[name].begin(shown)
-        rewards[name] = by_series(earned, prepared.index.moments, prepared.index.in_series)
+        rewards[name] = by_series(earned, prepared.index.timesteps, prepared.index.in_series)
     last = np.cumsum(batch.spans) - 1
     for name, series in rewards.items():
         returns = targets.returns[prepared.index.last - 1, NAMES.index(name)].numpy()

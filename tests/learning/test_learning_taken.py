@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from sparring.pipeline.learning.taken import Deduplicator
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from tests.learning.learning_helpers import segments
 
 

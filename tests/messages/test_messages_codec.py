@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import sparring.pipeline.messages.service  # noqa: F401  registers its records
+import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError, LimitExceeded
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.codec import (
@@ -106,9 +106,9 @@ def test_every_record_survives_frames_and_stream_unchanged(tag: str) -> None:
 @given(st.lists(records(BehaviorActions) | records(Ping) | records(Ends), max_size=4), st.data())
 def test_a_stream_cut_anywhere_gives_the_same_messages(sent: list[Any], data: st.DataObject) -> None:
     stream = b"".join(map(to_bytes, sent))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    flushes = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     reader, got = FrameReader(), []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+    for start, end in zip([0, *flushes], [*flushes, len(stream)], strict=True):
         reader.feed(stream[start:end])
         while (message := reader.next()) is not None:
             got.append(message)
@@ -299,9 +299,9 @@ def test_malformed_messages_are_refused_one_byte_at_a_time_as_well(bad: bytes) -
 
 @pytest.mark.parametrize("size", range(len(to_bytes(ACT))))
 def test_a_truncated_message_never_becomes_a_record(size: int) -> None:
-    cut = to_bytes(ACT)[:size]
+    flush = to_bytes(ACT)[:size]
     with pytest.raises(CodecError):
-        from_bytes(cut)
+        from_bytes(flush)
 
 
 @settings(max_examples=300, deadline=None)
@@ -345,8 +345,8 @@ def test_frames_must_match_their_description_in_number_and_size() -> None:
 
 def test_a_wrong_column_is_refused_where_it_is_made() -> None:
     for wrong in (np.zeros(1, np.float64), np.zeros((1, 1), np.float32), [0.0], np.zeros(1, ">f4")):
-        agents, cut = np.zeros(1, np.int64), np.zeros(1, np.bool_)
-        ends = Ends(agents=agents, observations=(), rewards=wrong, interrupted=cut)
+        agents, flush = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+        ends = Ends(agents=agents, observations=(), rewards=wrong, interrupted=flush)
         with pytest.raises(CodecError, match="convert"):
             encode(ends)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sparring.pipeline.messages.service  # noqa: F401  registers its records
+import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError, LimitExceeded
 from sparring.pipeline.messages.codec import (
     PREFIX,
@@ -60,14 +60,14 @@ def spliced(at: float, removed: int, inserted: bytes) -> Damage:
     return damage
 
 
-def cut(at: float) -> Damage:
+def flush(at: float) -> Damage:
     return lambda data: data[: int(at * len(data))]
 
 
 PLACES = st.floats(0, 1)
 DAMAGE = st.one_of(
     st.builds(flipped, PLACES, st.integers(0, 7)),
-    st.builds(cut, PLACES),
+    st.builds(flush, PLACES),
     st.builds(spliced, PLACES, st.integers(0, 8), st.binary(max_size=8)),
     st.builds(spliced, PLACES, st.integers(0, 400), st.sampled_from(RECORDS).map(to_bytes)),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.services.stages.monitor import RunInfo, monitor
@@ -86,7 +86,7 @@ class FakeRun:
         assembly.observe_moments("episode_length", [length] * len(returns), "Balance")
         assembly.gauge("episodes_open/Balance", 64)
         assembly.gauge("episode_oldest/Balance", 812)
-        self._keep_books()
+        self._keep_step_counts()
 
     def train(self, steps: int, lag: int = 1, entropy: float = 1.42) -> None:
         self.trained += steps
@@ -99,12 +99,12 @@ class FakeRun:
         learner.observe_mean("Policy/Entropy", entropy, 10, "Balance")
         learner.observe_mean("Losses/Policy Loss", 0.25, 10, "Balance")
         learner.observe_mean("Losses/Value Loss", 0.5, 10, "Balance")
-        self._keep_books()
+        self._keep_step_counts()
 
-    def _keep_books(self) -> None:
-        books = {"produced": self.produced, "trained": self.trained, "open": self.produced - self.trained}
+    def _keep_step_counts(self) -> None:
+        step_counts = {"produced": self.produced, "trained": self.trained, "open": self.produced - self.trained}
         for column in ("produced", "trained", "ghost", "stale", "lost", "open"):
-            self.registries["coordination"].gauge(f"books.{column}/Balance", books.get(column, 0))
+            self.registries["coordination"].gauge(f"books.{column}/Balance", step_counts.get(column, 0))
         self.registries["coordination"].gauge("episodes/Balance", 37)
         self.registries["coordination"].gauge("reward_mean_last100/Balance", 45.0)
 
@@ -154,7 +154,7 @@ class Watched:
                 stop=self.stop,
                 stream=self.out,
                 registry=Registry("monitor", "monitor.1"),
-                board=self,
+                topic=self,
             )
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.intervals import Intervals
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.pace import Pace
@@ -58,7 +58,7 @@ def test_an_interval_holds_what_happened_in_it_and_nothing_earlier(fake_run: Fak
     assert (interval.reward, interval.reward_deviation, interval.episodes) == (2.0, 1.0, 2)
     assert (interval.episode_length, interval.lag_mean, interval.lag_max, interval.lag) == (10, 1, 1, {"1": 12_000})
     assert interval.means["Policy/Entropy"] == 2.0
-    assert interval.books == {"produced": 36_000, "trained": 36_000, "ghost": 0, "stale": 0, "lost": 0, "open": 0}
+    assert interval.step_counts == {"produced": 36_000, "trained": 36_000, "ghost": 0, "stale": 0, "lost": 0, "open": 0}
 
 
 def test_what_simulators_tell_of_themselves_is_in_the_intervals_of_every_behavior(fake_run: FakeRun) -> None:

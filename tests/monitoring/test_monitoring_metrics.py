@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages import codec
-from sparring.pipeline.messages.service import Histogram, Metrics
+from sparring.pipeline.messages.metrics import Histogram, Metrics
 from sparring.pipeline.monitoring import metrics
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
 from sparring.pipeline.monitoring.overview import Overview
@@ -129,10 +129,10 @@ def test_a_record_survives_the_codec() -> None:
     registry.add("steps/Ball", np.float32(3))
     registry.gauge("agents/Ball", np.int64(12))
     registry.observe_many("lag/Ball", np.array([0, 1, 1]))
-    sent = registry.snapshot(12.5, "permit")
+    sent = registry.snapshot(12.5, "allowance")
     got = codec.decode(codec.encode(sent))
     assert isinstance(got, Metrics)
-    assert (got.counters, got.gauges, got.waiting_for) == (sent.counters, sent.gauges, "permit")
+    assert (got.counters, got.gauges, got.waiting_for) == (sent.counters, sent.gauges, "allowance")
     assert got.histograms["lag/Ball"].counts == sent.histograms["lag/Ball"].counts
 
 

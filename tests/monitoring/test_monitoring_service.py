@@ -50,7 +50,7 @@ async def test_the_status_is_never_older_than_a_second(
         assert (balance["step"], balance["max_steps"], balance["reward"]) == (12_000, 500_000, 45.0)
         assert balance["steps_per_s"] == pytest.approx(1_000)
         assert (balance["open_episodes"], balance["oldest"], balance["version"]) == (64, 812, 7)
-        assert balance["figures"]["books"]["produced"] == 12_000
+        assert balance["figures"]["step_counts"]["produced"] == 12_000
         stepping = status["services"]["stepping-0"]
         assert (stepping["waiting_for"], stepping["queues"]["steps"]["messages"]) == ("segments", 3)
         assert stepping["histograms"]["action_latency_s"]["p50"] == pytest.approx(0.0005, rel=0.12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, DISK, SIMULATORS, ProgressTracker, readable
 from sparring.pipeline.monitoring.stalls import PAUSE_S, Stall, StallBudget, Stalls
@@ -127,8 +127,8 @@ def test_backpressure_is_followed_to_the_stage_that_takes_nothing() -> None:
 
 def test_stages_that_wait_for_each_other_are_a_ring() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
-    stages["stepping-0"].progress.waits("steps/Walk", "permits/Walk", "coordination")
-    stages["coordination"].progress.waits("permits/Walk", "weights/Walk", "learning-Walk")
+    stages["stepping-0"].progress.waits("steps/Walk", "allowances/Walk", "coordination")
+    stages["coordination"].progress.waits("allowances/Walk", "weights/Walk", "learning-Walk")
     (stall,) = judge(stages, stalls, TIMEOUT_S + 1)
     assert (stall.kind, stall.root) == ("ring", "learning-Walk, coordination, assembly, stepping-0")
     assert stall.chain[-1] == "which closes the ring"

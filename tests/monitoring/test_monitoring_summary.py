@@ -60,7 +60,14 @@ def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -
                 "updates": 1,
                 "episodes": 37,
                 "reward_mean_last100": 45.0,
-                "books": {"produced": 25_000, "trained": 24_000, "ghost": 0, "stale": 0, "lost": 0, "open": 1_000},
+                "step_counts": {
+                    "produced": 25_000,
+                    "trained": 24_000,
+                    "ghost": 0,
+                    "stale": 0,
+                    "lost": 0,
+                    "open": 1_000,
+                },
                 "lag": {"mean": 1.0, "max": 1.0},
                 "checkpoint": "Balance/Balance-24000.safetensors",
                 "weights_sha256": "ab",
@@ -81,7 +88,7 @@ def test_a_behavior_of_which_nothing_was_heard_still_has_every_field() -> None:
     )
     entry = json.loads(json.dumps(content, allow_nan=False))["behaviors"]["Balance"]
     assert entry["lag"] == {"mean": None, "max": None}
-    assert (entry["steps"], entry["checkpoint"], sum(entry["books"].values())) == (0, None, 0)
+    assert (entry["steps"], entry["checkpoint"], sum(entry["step_counts"].values())) == (0, None, 0)
 
 
 def test_the_figures_tell_whether_the_books_balance(fake_run: FakeRun) -> None:

@@ -122,7 +122,7 @@ def shown(one, groups, *, most=None, seed=0, decided=None):
         decided = [(at, member) for at, count in enumerate(ours) for member in range(count)]
     whole = all(len(group) == n for group in groups)
     places = torch.tensor([at * n + place for at, group in enumerate(groups) for place in range(len(group))])
-    moments = GroupTimesteps(
+    timesteps = GroupTimesteps(
         inputs=tuple(inputs),
         actions=tuple(actions),
         rows=torch.tensor([row[token] for token in every]),
@@ -131,7 +131,7 @@ def shown(one, groups, *, most=None, seed=0, decided=None):
         counts=torch.tensor([float(len(group)) for group in groups]),
         decided=torch.tensor([at * j + member for at, member in decided], dtype=torch.int64),
     )
-    return moments, row, decided
+    return timesteps, row, decided
 
 
 # ---------------------------------------------------------------- the twin
@@ -196,9 +196,9 @@ def twin(one, groups, decided):
 @pytest.mark.parametrize(("layers", "activation"), [(1, "silu"), (3, "silu"), (2, "tanh")])
 def test_values_and_baselines_are_those_of_members_one_by_one(names, layers, activation):
     one, groups = critic(num_layers=layers, activation=activation), groups_of(names)
-    moments, _, decided = shown(one, groups)
+    timesteps, _, decided = shown(one, groups)
     assert len(decided) == sum(group.count("Own") for group in names)
-    values, baselines = one(moments)
+    values, baselines = one(timesteps)
     for got, expected in zip((values, baselines), twin(one, groups, decided), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
     assert values.std() > 0.01
@@ -216,8 +216,8 @@ def test_every_kind_of_observation_may_be_ours_or_a_mates(own, kinds):
         for token in {token for group in groups for token in group if token.name == "Mate"}:
             eye, vector, others, aim = token.inputs[1], token.inputs[0], token.inputs[2], token.inputs[3]
             token.inputs = (torch.cat([vector, aim], 1), eye, others)
-    moments, _, decided = shown(one, groups)
-    for got, expected in zip(one(moments), twin(one, groups, decided), strict=True):
+    timesteps, _, decided = shown(one, groups)
+    for got, expected in zip(one(timesteps), twin(one, groups, decided), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
 
 
@@ -225,16 +225,16 @@ def test_every_kind_of_observation_may_be_ours_or_a_mates(own, kinds):
 def test_only_the_baselines_asked_for_are_made_and_in_that_order(whole):
     one, groups = critic(), groups_of([["Own"] * 4] * 3 if whole else PADDED)
     asked = [(2, 1), (0, 2), (0, 0), (2, 0)]
-    moments, _, _ = shown(one, groups, decided=asked)
-    for got, expected in zip(one(moments), twin(one, groups, asked), strict=True):
+    timesteps, _, _ = shown(one, groups, decided=asked)
+    for got, expected in zip(one(timesteps), twin(one, groups, asked), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
 
 
 def test_values_alone_where_nobody_decides():
     for names in (PADDED, [["Mate"], ["Mate", "Third"]], [["Mate", "Mate"]]):
         one, groups = critic(), groups_of(names)
-        moments, _, _ = shown(one, groups, decided=[])
-        values, baselines = one(moments)
+        timesteps, _, _ = shown(one, groups, decided=[])
+        values, baselines = one(timesteps)
         torch.testing.assert_close(values, twin(one, groups, [])[0], **CLOSE)
         assert baselines.shape == (0, len(SIGNALS))
 
@@ -243,24 +243,24 @@ def test_a_row_that_is_shown_at_several_moments_is_the_same_member_at_each():
     one = critic()
     ((first, second, third),) = groups_of([["Own"] * 3])
     groups = [[first, second], [first, third], [third, first, second], [first]]
-    moments, row, decided = shown(one, groups)
+    timesteps, row, decided = shown(one, groups)
     assert len(row) == 3
-    for got, expected in zip(one(moments), twin(one, groups, decided), strict=True):
+    for got, expected in zip(one(timesteps), twin(one, groups, decided), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
 
 
 def test_the_largest_group_ever_seen_scales_the_number_of_members_and_never_shrinks():
     one, groups = critic(largest=2), groups_of([["Own"] * 2, ["Own"]])
     assert one.largest == 2
-    moments, _, decided = shown(one, groups)
-    before = one(moments)[0]
+    timesteps, _, decided = shown(one, groups)
+    before = one(timesteps)[0]
     one.see(5)
     one.see(3)
     assert one.largest == 5
     assert "largest" in one.state_dict()
-    for got, expected in zip(one(moments), twin(one, groups, decided), strict=True):
+    for got, expected in zip(one(timesteps), twin(one, groups, decided), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
-    assert (one(moments)[0] - before).abs().min() > 1e-4
+    assert (one(timesteps)[0] - before).abs().min() > 1e-4
 
 
 # ---------------------------------------------------------------- nothing of the own action
@@ -270,9 +270,9 @@ def test_the_largest_group_ever_seen_scales_the_number_of_members_and_never_shri
 def test_the_gradient_of_a_baseline_for_the_own_action_is_exactly_zero(names):
     """For those of mates it is not, for those of other groups it is."""
     one, groups = critic(), groups_of(names)
-    moments, row, decided = shown(one, groups)
-    actions = [None if done is None else done.clone().requires_grad_() for done in moments.actions]
-    values, baselines = one(moments._replace(actions=tuple(actions)))
+    timesteps, row, decided = shown(one, groups)
+    actions = [None if done is None else done.clone().requires_grad_() for done in timesteps.actions]
+    values, baselines = one(timesteps._replace(actions=tuple(actions)))
     asked = [done for done in actions if done is not None]
 
     def influence(output):
@@ -283,9 +283,9 @@ def test_the_gradient_of_a_baseline_for_the_own_action_is_exactly_zero(names):
     assert not any(part.any() for part in influence(values))
     for baseline, (at, member) in zip(baselines, decided, strict=True):
         found = influence(baseline)
-        mates = {row[token] for place, token in enumerate(groups[at]) if place != member}
+        teammates = {row[token] for place, token in enumerate(groups[at]) if place != member}
         for number, part in enumerate(found):
-            if number in mates:
+            if number in teammates:
                 assert part.all(), "every feature of a mate's action matters"
             else:
                 assert not part.any(), "exactly zero"
@@ -295,13 +295,13 @@ def test_the_gradient_of_a_baseline_for_the_own_action_is_exactly_zero(names):
 def test_another_own_action_leaves_the_own_baseline_to_the_bit(names):
     """More than asked for: nothing of it enters, not even by rounding."""
     one, groups = critic(), groups_of(names)
-    moments, row, decided = shown(one, groups)
-    before = one(moments)[1]
+    timesteps, row, decided = shown(one, groups)
+    before = one(timesteps)[1]
     for number, (at, member) in enumerate(decided):
         token = groups[at][member]
-        done = moments.actions[0].clone()
+        done = timesteps.actions[0].clone()
         done[row[token]] = torch.tensor([1e4, -3.0, 0.0, 1.0, 7.0])
-        after = one(moments._replace(actions=(done, *moments.actions[1:])))[1]
+        after = one(timesteps._replace(actions=(done, *timesteps.actions[1:])))[1]
         assert torch.equal(after[number], before[number])
         if len(groups[at]) > 1 and (others := [i for i, (g, k) in enumerate(decided) if g == at and k != member]):
             assert (after[others] != before[others]).any(1).all()
@@ -348,10 +348,10 @@ def test_a_group_is_judged_alike_alone_and_among_others():
 
 def test_a_moment_at_which_nobody_is_there_is_finite_and_changes_no_other():
     one, groups = critic(), groups_of(PADDED)
-    moments, _, decided = shown(one, groups)
+    timesteps, _, decided = shown(one, groups)
     empty, _, _ = shown(one, [*groups[:2], [], *groups[2:]], decided=[(at + (at > 1), who) for at, who in decided])
     values, baselines = one(empty)
-    expected_values, expected_baselines = one(moments)
+    expected_values, expected_baselines = one(timesteps)
     kept = [0, 1, 3, 4, 5, 6]
     torch.testing.assert_close(values[kept], expected_values, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(baselines, expected_baselines, rtol=1e-6, atol=1e-6)
@@ -374,8 +374,8 @@ def test_growing_by_a_name_leaves_groups_without_it_as_they_were():
     for got, expected in zip(one(shown(one, groups)[0]), before, strict=True):
         assert torch.equal(got, expected)
     groups = groups_of(SHAPES["three_names"])
-    moments, _, decided = shown(one, groups)
-    for got, expected in zip(one(moments), twin(one, groups, decided), strict=True):
+    timesteps, _, decided = shown(one, groups)
+    for got, expected in zip(one(timesteps), twin(one, groups, decided), strict=True):
         torch.testing.assert_close(got, expected, **CLOSE)
 
 
@@ -396,11 +396,11 @@ def test_a_critic_that_remembers_goes_through_moments_and_decisions_in_their_ord
     """Values by groups' sequences, baselines by members' ones, against cells step by step."""
     one, groups = critic(memory=MemorySettings(memory_size=MEMORY, sequence_length=4)), groups_of(MIXED)
     asked = [(0, 0), (3, 1), (4, 0), (0, 1), (1, 0), (3, 2)]
-    moments, _, _ = shown(one, groups, decided=asked)
+    timesteps, _, _ = shown(one, groups, decided=asked)
     lengths = [2, 3, 3, 1, 2]
     memory = torch.randn(5, MEMORY, generator=seeded(5))
     remembered = GroupRecurrentState(Layout(np.array(lengths)), memory, 2)
-    values, baselines, after = one.remember(moments, remembered)
+    values, baselines, after = one.remember(timesteps, remembered)
     cells = [(at, one.value, hidden(one, encoded(one, group)), len(group)) for at, group in enumerate(groups)]
     cells += [
         (len(groups) + at, one.baseline, hidden(one, encoded(one, groups[group], member)), len(groups[group]))

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.messages import codec
-from sparring.pipeline.messages.service import PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor

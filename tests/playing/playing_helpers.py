@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import Episodes, Segments
+from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
@@ -26,23 +26,23 @@ SPEC = BehaviorSpec(
 
 def ended(
     told: Sequence[int] = (),
-    untold: Sequence[int] = (),
+    unreported: Sequence[int] = (),
     *,
     lengths: Sequence[int] | None = None,
     teams: Sequence[int] | None = None,
 ) -> Episodes:
     """Lives that are over; what is told of one follows from its number."""
-    lives = np.array(told, np.int64)
+    agent_episodes = np.array(told, np.int64)
     return Episodes(
-        returns=lives.astype(np.float32) / 7,
-        lengths=(lives % 5 + 1 if lengths is None else np.array(lengths)).astype(np.int32),
+        returns=agent_episodes.astype(np.float32) / 7,
+        lengths=(agent_episodes % 5 + 1 if lengths is None else np.array(lengths)).astype(np.int32),
         group_returns=np.empty(0, np.float32),
-        teams=(lives % 2 if teams is None else np.array(teams)).astype(np.int32),
-        outcomes=(lives % 3).astype(np.float32) / 2,
-        agents=lives,
-        shared_returns=-lives.astype(np.float32),
-        groups=lives % 3,
-        untold=np.array(untold, np.int64),
+        teams=(agent_episodes % 2 if teams is None else np.array(teams)).astype(np.int32),
+        outcomes=(agent_episodes % 3).astype(np.float32) / 2,
+        agents=agent_episodes,
+        shared_returns=-agent_episodes.astype(np.float32),
+        groups=agent_episodes % 3,
+        unreported=np.array(unreported, np.int64),
     )
 
 
@@ -134,7 +134,7 @@ def message(
         orphaned=0,
         received=0,
         handed_on=0,
-        cut=0,
+        flush=0,
         lengths=np.array([split.after - split.first for split in splits], np.int32),
         observations=tuple(np.concatenate(list(column)) for column in zip(*rows, strict=True)),
         next_observations=tuple(
@@ -164,9 +164,9 @@ def without_segments(episodes: Episodes) -> Segments:
     """A message that only tells of lives."""
     one = message([Split(played(random.Random(0), 1, 1), 0, 1)], episodes=episodes)
     columns = {name: getattr(one, name) for name in one.__slots__}
-    cut: dict[str, Any] = {name: value[:0] for name, value in columns.items() if isinstance(value, np.ndarray)}
-    cut |= {name: tuple(each[:0] for each in columns[name]) for name in ("observations", "next_observations")}
-    return dataclasses.replace(one, **cut)
+    flush: dict[str, Any] = {name: value[:0] for name, value in columns.items() if isinstance(value, np.ndarray)}
+    flush |= {name: tuple(each[:0] for each in columns[name]) for name in ("observations", "next_observations")}
+    return dataclasses.replace(one, **flush)
 
 
 def _steps(splits: Iterable[Split], name: str) -> NDArray[Any]:

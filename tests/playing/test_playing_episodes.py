@@ -16,11 +16,11 @@ from sparring.pipeline.evaluation.episodes import COLUMNS, FirstEpisodes, read_e
 from tests.playing.playing_helpers import ended
 
 
-def twin(over: set[int], untold: set[int], wanted: int) -> tuple[list[int], bool]:
+def twin(over: set[int], unreported: set[int], wanted: int) -> tuple[list[int], bool]:
     """Lives that surely count, and whether that are all: from life 1 on, as long as each is over."""
     counted, life = [], 1
     while life in over and len(counted) < wanted:
-        if life not in untold:
+        if life not in unreported:
             counted.append(life)
         life += 1
     return counted, len(counted) == wanted
@@ -28,26 +28,28 @@ def twin(over: set[int], untold: set[int], wanted: int) -> tuple[list[int], bool
 
 @given(
     seed=st.integers(0, 2**32),
-    lives=st.integers(0, 40),
+    agent_episodes=st.integers(0, 40),
     wanted=st.integers(1, 20),
     lost=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
     sizes=st.lists(st.integers(0, 6), max_size=15),
 )
 def test_in_whatever_order_lives_end_the_first_told_ones_count(
-    seed: int, lives: int, wanted: int, lost: float, sizes: list[int]
+    seed: int, agent_episodes: int, wanted: int, lost: float, sizes: list[int]
 ) -> None:
     """By number; complete as soon as, and only when, all that began before the last of them are over."""
     rng = random.Random(seed)
-    order = rng.sample(range(1, lives + 1), lives)
-    untold = {life for life in order if rng.random() < lost}
+    order = rng.sample(range(1, agent_episodes + 1), agent_episodes)
+    unreported = {life for life in order if rng.random() < lost}
     first, over = FirstEpisodes(wanted), set[int]()
-    for size in [*sizes, lives]:
+    for size in [*sizes, agent_episodes]:
         batch, order = order[:size], order[size:]
-        first.add(ended([life for life in batch if life not in untold], [life for life in batch if life in untold]))
+        first.add(
+            ended([life for life in batch if life not in unreported], [life for life in batch if life in unreported])
+        )
         over.update(batch)
-        counted, complete = twin(over, untold, wanted)
+        counted, complete = twin(over, unreported, wanted)
         assert (first.count, first.complete) == (len(counted), complete)
-        assert first.untold == untold & over
+        assert first.unreported == unreported & over
         if complete:  # and it stays so, whatever else ends
             columns = first.columns()
             assert columns["agents"].tolist() == counted
@@ -133,12 +135,14 @@ def test_to_count_the_first_ends_would_be_biased_and_this_is_not() -> None:
     assert np.mean(ended_first) < 101 - 20 * error
 
 
-@given(lives=st.lists(st.integers(1, 2**62), unique=True, max_size=20), seed=st.integers(0, 2**32))
-def test_the_table_holds_every_digit(tmp_path_factory: pytest.TempPathFactory, lives: list[int], seed: int) -> None:
+@given(agent_episodes=st.lists(st.integers(1, 2**62), unique=True, max_size=20), seed=st.integers(0, 2**32))
+def test_the_table_holds_every_digit(
+    tmp_path_factory: pytest.TempPathFactory, agent_episodes: list[int], seed: int
+) -> None:
     """Written and read, columns are the same to the bit, and no rows are still columns."""
-    numbers, n = np.random.default_rng(seed), len(lives)
+    numbers, n = np.random.default_rng(seed), len(agent_episodes)
     columns = {
-        "agents": np.array(lives, np.int64),
+        "agents": np.array(agent_episodes, np.int64),
         "returns": numbers.integers(0, 2**32, n).astype(np.uint32).view(np.float32),  # any float32 at all
         "shared_returns": numbers.normal(size=n).astype(np.float32),
         "lengths": numbers.integers(1, 2**31, n).astype(np.int32),

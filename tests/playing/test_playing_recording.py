@@ -60,12 +60,12 @@ def masks(rng: random.Random, splits: list[Split]) -> Any:
 
 def check(found: Recording, episodes: dict[int, Episode]) -> list[int]:
     """Compares all episodes of a file with what was played; returns their lives."""
-    columns, lives = found.columns, found.columns["agents"].tolist()
+    columns, agent_episodes = found.columns, found.columns["agents"].tolist()
     assert (found.behavior, found.spec) == ("B", SPEC)
     after = np.cumsum(columns["lengths"])
-    some_masked = any(mask is not None for life in lives for mask in episodes[life].masks)
+    some_masked = any(mask is not None for life in agent_episodes for mask in episodes[life].masks)
     assert ("masks" in columns) == some_masked
-    for at, life in enumerate(lives):
+    for at, life in enumerate(agent_episodes):
         episode, rows = episodes[life], slice(int(after[at] - columns["lengths"][at]), int(after[at]))
         of_it = {name: columns[name][at] for name in ("lengths", "teams", "simulators", "groups", "terminated")}
         assert of_it == {
@@ -92,7 +92,7 @@ def check(found: Recording, episodes: dict[int, Episode]) -> list[int]:
             assert columns[name].dtype == column.dtype, name
             np.testing.assert_array_equal(columns[name][rows], column, name)
     assert np.abs(columns["continuous"]).max(initial=0) <= 1
-    return lives
+    return agent_episodes
 
 
 @settings(max_examples=150)

@@ -14,14 +14,14 @@ from scipy.stats import binomtest
 from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings, wilson
 
 
-def line(match: int, players: dict[str, str], scores: dict[str, float], draw: int = 1) -> dict[str, Any]:
-    return {"match": match, "simulator": 0, "draw": draw, "players": players, "scores": scores}
+def line(match: int, players: dict[str, str], scores: dict[str, float], matchup: int = 1) -> dict[str, Any]:
+    return {"match": match, "simulator": 0, "matchup": matchup, "players": players, "scores": scores}
 
 
-def two(match: int, own: str, other: str, score: float, draw: int = 1) -> dict[str, Any]:
+def two(match: int, own: str, other: str, score: float, matchup: int = 1) -> dict[str, Any]:
     """A match of two teams of one behavior."""
-    seats = {"S?team=0": own, "S?team=1": other}
-    return line(match, seats, {"S?team=0": score, "S?team=1": 1 - score}, draw)
+    behavior_ids = {"S?team=0": own, "S?team=1": other}
+    return line(match, behavior_ids, {"S?team=0": score, "S?team=1": 1 - score}, matchup)
 
 
 def test_the_matrix_is_added_up_by_hand() -> None:
@@ -71,7 +71,7 @@ def test_a_player_that_meets_itself_moves_no_rating() -> None:
 
 def test_as_many_count_of_each_line_up_and_those_that_began_first() -> None:
     """Line-up 1 was played more often than line-up 2; what began after a match that is missing counts nowhere."""
-    lines = [two(n, "a", "b", 1.0, draw) for n, draw in [(4, 1), (1, 1), (2, 2), (3, 1), (5, 2), (6, 1), (8, 2)]]
+    lines = [two(n, "a", "b", 1.0, matchup) for n, matchup in [(4, 1), (1, 1), (2, 2), (3, 1), (5, 2), (6, 1), (8, 2)]]
     found = counted(lines)
     assert sorted(one["match"] for one in found) == [1, 2, 3, 5]
     assert counted([]) == []

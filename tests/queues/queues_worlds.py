@@ -158,7 +158,7 @@ class World:
         self.timing = VIRTUAL if virtual else REAL
         self._hub = MemoryHub()
         self._lossy = LossyHub()
-        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"board:{BOARD}"))}
+        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"topic:{BOARD}"))}
         self._protection = UNPROTECTED
         if kind == "tcp":
             self._protection = Protection(curve=_keys(self._endpoints))

@@ -34,7 +34,7 @@ def folder() -> Iterator[Path]:
 
 
 def transport(endpoint: str, start: str, **options: object) -> ZmqTransport:
-    return ZmqTransport({QUEUE: endpoint, "board:b": endpoint + "b"}, start, timing=REAL, reconnect=0.01, **options)  # type: ignore[arg-type]
+    return ZmqTransport({QUEUE: endpoint, "topic:b": endpoint + "b"}, start, timing=REAL, reconnect=0.01, **options)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- addresses
@@ -43,9 +43,9 @@ def transport(endpoint: str, start: str, **options: object) -> ZmqTransport:
 @pytest.mark.asyncio
 async def test_a_name_without_endpoint_is_refused_by_name(folder: Path) -> None:
     async with transport(f"ipc://{folder}/q", "a.1") as ours:
-        with pytest.raises(QueueError, match=r"got 'nowhere'; expected one of \['board:b', 'steps'\]"):
+        with pytest.raises(QueueError, match=r"got 'nowhere'; expected one of \['steps', 'topic:b'\]"):
             await ours.sender("nowhere")
-        with pytest.raises(QueueError, match="board:nobody"):
+        with pytest.raises(QueueError, match="topic:nobody"):
             await ours.subscribe("nobody")
 
 

@@ -148,10 +148,10 @@ async def endpoint(
         Registry("stepping-0", "test"),
         Stepper({}, max_agents=2**20, agents_each=settings.limits.agents),
     )
-    for name in ("action_latency_s", "withheld_s"):
+    for name in ("action_latency_s", "backpressured_s"):
         registry.histogram(name, LATENCY_BOUNDS)
     with structlog.testing.capture_logs() as logged:
-        house = ServerContext(
+        context = ServerContext(
             settings=settings,
             behaviors=behaviors,
             scripts={},
@@ -163,7 +163,7 @@ async def endpoint(
             known=lambda: None,
             unnamed=unnamed,
         )
-        simulators = Simulators(stepper, house)
+        simulators = Simulators(stepper, context)
         gate = ConnectionAcceptor(credentials or Credentials(), simulators.guard, simulators.serve)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(simulators.watch_silence)

@@ -42,8 +42,8 @@ def curve(role: str, *, server: str = "learning", clients: tuple[str, ...] = ("c
     return Curve(
         public=public,
         secret=secret,
-        servers={QUEUE: PAIRS[server][0], "board:b": PAIRS[server][0]},
-        clients={QUEUE: allowed, "board:b": others},
+        servers={QUEUE: PAIRS[server][0], "topic:b": PAIRS[server][0]},
+        clients={QUEUE: allowed, "topic:b": others},
     )
 
 
@@ -55,7 +55,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def endpoints() -> dict[str, str]:
-    return {QUEUE: f"tcp://127.0.0.1:{free_port()}", "board:b": f"tcp://127.0.0.1:{free_port()}"}
+    return {QUEUE: f"tcp://127.0.0.1:{free_port()}", "topic:b": f"tcp://127.0.0.1:{free_port()}"}
 
 
 def transport(endpoints: Mapping[str, str], start: str, **options: Any) -> ZmqTransport:
@@ -71,7 +71,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def knock(endpoints: Mapping[str, str], keys: Curve, name: str = QUEUE) -> None:
     """Connects, and waits for what comes of it."""
     async with transport(endpoints, "knocking.1", curve=keys) as client:
-        await (client.subscribe("b") if name == "board:b" else client.sender(name))
+        await (client.subscribe("b") if name == "topic:b" else client.sender(name))
         await anyio.sleep(10)
 
 
@@ -165,15 +165,15 @@ def test_the_peer_of_a_connection_is_named_while_it_is_there() -> None:
 @pytest.mark.asyncio
 async def test_a_list_holds_for_its_endpoint_only(endpoints: dict[str, str]) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        board = await server.board("b")
-        board.publish("k", Ping(number=7))
+        topic = await server.topic("b")
+        topic.publish("k", Ping(number=7))
         async with transport(endpoints, "s.1", curve=curve("stepping")) as welcome:
             subscription = await welcome.subscribe("b")
             with anyio.fail_after(10):
                 while "k" not in subscription.latest:
                     await subscription.changed()
-        with pytest.raises(QueueError, match="got no entrance to board:b"):
-            await knock(endpoints, curve("coordination"), "board:b")
+        with pytest.raises(QueueError, match="got no entrance to topic:b"):
+            await knock(endpoints, curve("coordination"), "topic:b")
 
 
 @pytest.mark.asyncio

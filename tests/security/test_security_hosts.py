@@ -103,14 +103,14 @@ def spread() -> Settings:
 def test_everyone_listens_at_a_port_of_its_own_on_its_machine() -> None:
     found = topology(spread())
     assert found.host == "desk"
-    assert found.endpoints["board:supervisor"] == "tcp://127.0.0.1:27000"
+    assert found.endpoints["topic:supervisor"] == "tcp://127.0.0.1:27000"
     assert len({endpoint.rpartition(":")[2] for endpoint in found.endpoints.values()}) == len(found.endpoints)
     on = {name: endpoint.partition("//")[2].partition(":")[0] for name, endpoint in found.endpoints.items()}
     assert {name for name, address in on.items() if address == "10.9.9.2"} == {
-        *("board:stepping-1", "board:stepping-2", "board:host-rack")
+        *("topic:stepping-1", "topic:stepping-2", "topic:host-rack")
     }
     assert {name for name, address in on.items() if address == "10.9.9.3"} == {
-        *("updates:Ball", "board:learning-Ball", "board:policy-Ball", "board:host-tower")
+        *("updates:Ball", "topic:learning-Ball", "topic:policy-Ball", "topic:host-tower")
     }
 
 
@@ -362,7 +362,7 @@ async def test_a_machine_that_was_frozen_ends_what_it_runs_before_it_begins_anew
     assert pair.running == ["a.2"]
 
 
-class Board:
+class Topic:
     """A subscription to a supervisor's board."""
 
     def __init__(self) -> None:
@@ -376,22 +376,22 @@ class Board:
 
 def test_a_main_supervisor_that_was_started_anew_at_once_is_joined_anew(tmp_path: Path) -> None:
     build(spread(), run_id="r", directory=tmp_path, seed=1).save()
-    board = Board()
+    topic = Topic()
 
     class Done:
         over = ""
 
         def follow(self, orders: HostOrders) -> None:
             assert orders.session == "rack.1"
-            board.publisher = "supervisor.2"
-            board.latest["orders:rack"] = HostOrders(session="rack.2")
+            topic.publisher = "supervisor.2"
+            topic.latest["orders:rack"] = HostOrders(session="rack.2")
 
-    board.latest["orders:rack"] = HostOrders(session="rack.1")
+    topic.latest["orders:rack"] = HostOrders(session="rack.1")
     stay = join.HostSession(joined(tmp_path, "rack"), ProcessHost(tmp_path), "rack.1")
 
     async def follow() -> None:
         with anyio.fail_after(10):
-            assert await stay.follow(board, Done()) is None  # type: ignore[arg-type]
+            assert await stay.follow(topic, Done()) is None  # type: ignore[arg-type]
 
     anyio.run(follow)
 

@@ -39,8 +39,8 @@ NAMES = [
     "steps",
     "segments:Ball",
     "updates:Ball",
-    *(f"board:{name}" for name in ("stepping-0", "assembly", "coordination", "learning-Ball", "policy-Ball", "ghosts")),
-    *(f"board:{name}" for name in ("monitor", "supervisor", "host-rack")),
+    *(f"topic:{name}" for name in ("stepping-0", "assembly", "coordination", "learning-Ball", "policy-Ball", "ghosts")),
+    *(f"topic:{name}" for name in ("monitor", "supervisor", "host-rack")),
 ]
 
 
@@ -259,7 +259,7 @@ def test_every_kind_of_queue_and_board_has_an_owner_and_a_list_of_roles(made: Pa
     assert {endpoint_role(name) for name in NAMES} == set(CONNECTIONS)
     for kind, roles in CONNECTIONS.items():
         assert owner(kind) in ROLES
-        assert owner(kind) not in roles or kind in ("board:supervisor", "board:host")
+        assert owner(kind) not in roles or kind in ("topic:supervisor", "topic:host")
         assert allowed(made, kind) == set(roles)
 
 
@@ -267,10 +267,10 @@ def test_a_service_knows_whom_to_let_in_where(made: Path) -> None:
     found = curve(made, "learning", NAMES)
     publics = {role: public_key(made, role) for role in ROLES}
     assert found.public == publics["learning"]
-    assert found.servers["updates:Ball"] == found.servers["board:policy-Ball"] == publics["learning"]
-    assert found.servers["board:ghosts"] == publics["coordination"]
+    assert found.servers["updates:Ball"] == found.servers["topic:policy-Ball"] == publics["learning"]
+    assert found.servers["topic:ghosts"] == publics["coordination"]
     assert found.clients["updates:Ball"] == {publics["coordination"]}
-    assert found.clients["board:monitor"] == {publics["supervisor"]}
+    assert found.clients["topic:monitor"] == {publics["supervisor"]}
 
 
 def test_a_role_that_is_taken_off_a_list_is_let_in_no_more(folder: Path) -> None:

@@ -66,33 +66,33 @@ def step(agents: int = 2, sequence: int = 0, statistics: tuple[Statistic, ...] =
 
 async def test_who_says_nothing_is_put_out_after_the_time_of_a_handshake() -> None:
     """A slow loris, which sends a byte now and then, gains no more time by it."""
-    async with endpoint(limits={"handshake_timeout_s": 3.0}) as house:
-        peer, began = house.connect(), anyio.current_time()
+    async with endpoint(limits={"handshake_timeout_s": 3.0}) as context:
+        peer, began = context.connect(), anyio.current_time()
         await peer.say((2**17).to_bytes(4, "little") + (2**10).to_bytes(4, "little"))
         await peer.pour(b"\1", pause_s=0.5)
         assert 3 <= anyio.current_time() - began <= 4.5  # a second for the last word
-        assert house.gate.knocking == 0
-        assert house.counted("strangers.timeout") == 1
+        assert context.gate.pending == 0
+        assert context.counted("strangers.timeout") == 1
 
 
 async def test_half_open_connections_are_bounded_and_an_honest_newcomer_gets_in() -> None:
-    async with endpoint(limits={"handshakes": 20}) as house:
+    async with endpoint(limits={"handshakes": 20}) as context:
         for number in range(300):
-            house.connect(f"192.0.2.{number % 3}")
+            context.connect(f"192.0.2.{number % 3}")
             await anyio.sleep(0.001)
-            assert house.gate.knocking <= 20
-        honest = house.connect()
+            assert context.gate.pending <= 20
+        honest = context.connect()
         await honest.come_in()
-        assert house.counted("strangers.evicted") == 300 - 20 + 1
-        assert len(house.lines("simulator_refused")) == 3  # one for each address
+        assert context.counted("strangers.evicted") == 300 - 20 + 1
+        assert len(context.lines("simulator_refused")) == 3  # one for each address
 
 
 async def test_a_crowd_from_one_address_pushes_out_its_own() -> None:
     """Whoever opens connections without end does not push out those of another address."""
-    async with endpoint(limits={"handshakes": 10}) as house:
-        slow = house.connect("198.51.100.7")
+    async with endpoint(limits={"handshakes": 10}) as context:
+        slow = context.connect("198.51.100.7")
         for _ in range(100):
-            house.connect("192.0.2.1")
+            context.connect("192.0.2.1")
             await anyio.sleep(0.001)
         await slow.come_in()
 
@@ -108,11 +108,11 @@ async def test_a_crowd_from_one_address_pushes_out_its_own() -> None:
     ],
 )
 async def test_nothing_but_a_small_hello_is_taken_from_a_stranger(sent: bytes, code: str) -> None:
-    async with endpoint() as house:
-        peer = house.connect()
+    async with endpoint() as context:
+        peer = context.connect()
         await peer.say(sent)
         assert (await peer.refused()).code == code
-        assert house.counted(f"strangers.{code}") == 1
+        assert context.counted(f"strangers.{code}") == 1
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ async def test_nothing_but_a_small_hello_is_taken_from_a_stranger(sent: bytes, c
 async def test_connections_are_counted_in_all_and_by_address(
     limits: dict[str, int], hosts: list[str], refused: str
 ) -> None:
-    async with endpoint(limits=limits) as house:
-        peers = [house.connect(host) for host in hosts]
+    async with endpoint(limits=limits) as context:
+        peers = [context.connect(host) for host in hosts]
         for peer in peers[:-1]:
             await peer.come_in()
         await peers[-1].say(hello())
@@ -134,7 +134,7 @@ async def test_connections_are_counted_in_all_and_by_address(
         assert (fault.code, refused in fault.remedy) == ("busy", True)
         await peers[0].stream.aclose()
         await anyio.sleep(1)
-        again = house.connect(hosts[0])
+        again = context.connect(hosts[0])
         await again.come_in()
 
 
@@ -157,8 +157,8 @@ async def test_a_peer_is_told_by_its_address_and_in_ipv6_by_its_network(address:
 
 
 async def test_a_flood_of_pings_is_read_slowly_and_nobody_is_put_out() -> None:
-    async with endpoint(limits={"asides_per_s": 10.0}) as house:
-        peer, pongs = house.connect(), 0
+    async with endpoint(limits={"asides_per_s": 10.0}) as context:
+        peer, pongs = context.connect(), 0
         await peer.come_in()
         began = anyio.current_time()
 
@@ -166,45 +166,45 @@ async def test_a_flood_of_pings_is_read_slowly_and_nobody_is_put_out() -> None:
             for number in range(200):
                 await peer.say(Ping(number=number))
 
-        house.tasks.start_soon(flood)
+        context.tasks.start_soon(flood)
         while pongs < 200:
             assert await peer.hear() is not None
             pongs += 1
             assert pongs <= 10 * (anyio.current_time() - began) + 10 + 3  # its burst, its Hello and rounding
         assert 18 <= anyio.current_time() - began <= 20
-        assert len(house.lines("simulator_slowed_down")) <= 50
-        assert house.counted("slowed_down_s") > 15
+        assert len(context.lines("simulator_slowed_down")) <= 50
+        assert context.counted("slowed_down_s") > 15
 
 
 async def test_who_asks_and_does_not_listen_is_not_read_and_given_up() -> None:
     """Otherwise its answers would be kept here without end."""
     settings = {"limits": {"sending_bytes": 1024, "asides_per_s": 1e6}, "simulator_timeout_s": 30.0}
-    async with endpoint(**settings) as house:
-        peer = house.connect()
+    async with endpoint(**settings) as context:
+        peer = context.connect()
         await peer.come_in()
         await peer.pour(to_bytes(Ping()) * 50)
-        assert house.counted("received_bytes") < 10_000
-        assert len(house.lines("simulator_silent")) == 1
+        assert context.counted("received_bytes") < 10_000
+        assert len(context.lines("simulator_silent")) == 1
 
 
 async def test_a_message_that_does_not_end_has_a_deadline() -> None:
     """A byte now and then is no sign of life."""
-    async with endpoint(simulator_timeout_s=20.0) as house:
-        peer = house.connect()
+    async with endpoint(simulator_timeout_s=20.0) as context:
+        peer = context.connect()
         await peer.come_in()
         began = anyio.current_time()
         await peer.say((2**25).to_bytes(4, "little") + (2**10).to_bytes(4, "little"))
         await peer.pour(bytes(100), pause_s=1)
         assert 20 <= anyio.current_time() - began <= 25
-        assert len(house.lines("simulator_silent")) == 1
+        assert len(context.lines("simulator_silent")) == 1
 
 
 async def test_large_messages_of_all_simulators_share_one_room() -> None:
     """The second waits for the first; both arrive, whole."""
     size = 4 * OWN_BYTES
     agents = size // 4
-    async with endpoint(limits={"receiving_bytes": 5 * size, "agents": agents}) as house:
-        peers = [house.connect() for _ in range(2)]
+    async with endpoint(limits={"receiving_bytes": 5 * size, "agents": agents}) as context:
+        peers = [context.connect() for _ in range(2)]
         for peer in peers:
             await peer.come_in()
         message = to_bytes(step(agents))
@@ -217,7 +217,7 @@ async def test_large_messages_of_all_simulators_share_one_room() -> None:
                 sent[number] += 1
                 await anyio.sleep(1)
 
-        pool = house.simulators.guard.pool
+        pool = context.simulators.guard.pool
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send, 0)
             await anyio.sleep(0.5)
@@ -226,7 +226,7 @@ async def test_large_messages_of_all_simulators_share_one_room() -> None:
             assert pool.taken == len(message)
             assert sent[1] <= 6  # what fits into the stream, and no more was read
         await anyio.sleep(1)
-        frames = [connection.frame for connection in house.stepper.connections.values()]
+        frames = [connection.frame for connection in context.stepper.connections.values()]
         assert [frame is not None for frame in frames] == [True, True]
         for peer in peers:
             await peer.say(Ping())  # a message with which its room goes back
@@ -234,9 +234,9 @@ async def test_large_messages_of_all_simulators_share_one_room() -> None:
         assert pool.taken == 0
 
 
-async def refused_after_hello(house: Endpoint, message: Any) -> Fault:
+async def refused_after_hello(context: Endpoint, message: Any) -> Fault:
     """What a simulator is told that says `message` when asked for a Step."""
-    peer = house.connect()
+    peer = context.connect()
     await peer.come_in()
     for at in range(0, len(data := to_bytes(message)), OWN_BYTES):
         await peer.stream.send(data[at : at + OWN_BYTES])
@@ -260,13 +260,13 @@ OBSERVED = ObservationSpec(name="much", shape=(2**19,))
     ],
 )
 async def test_more_than_a_simulator_may_ask_for_is_refused(limits: dict[str, int], message: Any, key: str) -> None:
-    async with endpoint(limits=limits) as house:
-        fault = await refused_after_hello(house, message)
+    async with endpoint(limits=limits) as context:
+        fault = await refused_after_hello(context, message)
         assert fault.code == "too_large"
         assert key in fault.remedy
-        assert house.counted("faults.too_large") == 1
-        assert len(house.lines("simulator_fault")) == 1
-        await house.connect().come_in()
+        assert context.counted("faults.too_large") == 1
+        assert len(context.lines("simulator_fault")) == 1
+        await context.connect().come_in()
 
 
 @pytest.mark.parametrize(
@@ -289,36 +289,36 @@ async def test_a_spec_from_which_too_much_would_be_built_is_refused(asked: dict[
 
 @pytest.mark.parametrize("number", [-1, 2**20, 2**31, 2**63])
 async def test_a_number_that_no_column_could_hold_is_refused(number: int) -> None:
-    async with endpoint() as house:
-        peer = house.connect()
+    async with endpoint() as context:
+        peer = context.connect()
         await peer.say(hello(number=number))
         assert (await peer.refused()).code == "number"
 
 
 async def test_names_of_numbers_are_bounded_and_the_rest_is_counted() -> None:
-    async with endpoint(limits={"statistics": 10}) as house:
-        peer = house.connect()
+    async with endpoint(limits={"statistics": 10}) as context:
+        peer = context.connect()
         await peer.come_in()
         numbers = [Statistic(name=f"n{number % 40}", value=1.0, aggregation="sum") for number in range(80)]
         await peer.say(step(statistics=(*numbers, Statistic(name="x" * 300, value=1.0))))
         await anyio.sleep(1)
-        assert sum(name.startswith("simulator.") for name in house.registry.snapshot(0.0).counters) == 10
-        assert house.counted("simulator.n3.total") == 2
-        assert house.counted("statistics_refused") == 61
-        assert len(house.lines("statistic_refused")) == 1
+        assert sum(name.startswith("simulator.") for name in context.registry.snapshot(0.0).counters) == 10
+        assert context.counted("simulator.n3.total") == 2
+        assert context.counted("statistics_refused") == 61
+        assert len(context.lines("statistic_refused")) == 1
 
 
 async def test_numbers_of_simulators_are_added_up_as_they_ask() -> None:
     """Means and sums of all; the latest value of the first alone, as ML-Agents has it."""
-    async with endpoint() as house:
+    async with endpoint() as context:
         for number, value in ((1, 4.0), (0, 2.0)):
-            peer = house.connect()
+            peer = context.connect()
             await peer.come_in(number=number)
             kinds = {"mean": "average", "spread": "histogram", "sum": "sum", "last": "most_recent"}
             said = [Statistic(name=name, value=value, aggregation=kind) for name, kind in kinds.items()]
             await peer.say(step(statistics=(*said, *said)))
             await anyio.sleep(1)
-        told = house.registry.snapshot(0.0)
+        told = context.registry.snapshot(0.0)
         own = {name: value for name, value in told.counters.items() if name.startswith("simulator.")}
         moments = {"sum": 12.0, "sumsq": 40.0, "count": 4.0}
         assert own == {
@@ -331,21 +331,21 @@ async def test_numbers_of_simulators_are_added_up_as_they_ask() -> None:
 
 
 async def test_long_words_of_a_simulator_are_cut_in_the_log() -> None:
-    async with endpoint() as house:
-        peer = house.connect()
+    async with endpoint() as context:
+        peer = context.connect()
         await peer.come_in(name="n" * 10_000)
         await peer.say(Fault(code="c" * 10_000, got="g" * 10_000, expected="", remedy="r" * 10_000))
         assert await peer.hear() is None
-        for line in house.logged:
+        for line in context.logged:
             assert len(str(line)) < 2000
 
 
 async def test_a_stranger_does_not_take_the_place_of_a_simulator_by_its_number() -> None:
     """Not even while that one is silent, unless it shows the same certificate."""
-    async with endpoint() as house:
-        first, second = house.connect(), house.connect()
+    async with endpoint() as context:
+        first, second = context.connect(), context.connect()
         await first.come_in(number=3)
-        next(iter(house.simulators._peers.values())).guest.identity = "arcade-1"
+        next(iter(context.simulators._peers.values())).candidate.identity = "arcade-1"
         await anyio.sleep(8)  # longer than a heartbeat
         await second.say(hello(number=3))
         assert (await second.refused()).code == "number"
@@ -355,20 +355,20 @@ async def test_a_stranger_does_not_take_the_place_of_a_simulator_by_its_number()
 
 async def test_the_end_waits_for_a_simulator_that_had_gone_and_came_back() -> None:
     """What it has sent before it hears of the end counts, and so does its Bye."""
-    async with endpoint() as house:
-        gone, back = house.connect(), house.connect()
+    async with endpoint() as context:
+        gone, back = context.connect(), context.connect()
         await gone.come_in(number=0)
         await gone.stream.aclose()
         await anyio.sleep(1)
-        assert not house.simulators._peers
+        assert not context.simulators._peers
         await back.come_in(number=0)
         over = anyio.Event()
 
         async def part() -> None:
-            await house.simulators.part()
+            await context.simulators.part()
             over.set()
 
-        house.tasks.start_soon(part)
+        context.tasks.start_soon(part)
         assert isinstance(await back.hear(), Bye)
         await anyio.sleep(1)
         assert not over.is_set()
@@ -381,13 +381,13 @@ async def test_simulators_that_come_and_go_leave_nothing_behind_and_disturb_nobo
     random = Random(1)
     first, one = to_bytes(hello()), to_bytes(step())
     whole = first + one + to_bytes(Ping()) + to_bytes(Bye())
-    async with endpoint(limits={"handshakes": 10}) as house:
-        stays = house.connect("192.0.2.2")
+    async with endpoint(limits={"handshakes": 10}) as context:
+        stays = context.connect("192.0.2.2")
         await stays.come_in(number=0)
 
         async def visit() -> None:
             await anyio.sleep(random.uniform(0, 10))
-            peer, length = house.connect(room=20), random.choice([0, random.randrange(len(whole)), len(whole)])
+            peer, length = context.connect(room=20), random.choice([0, random.randrange(len(whole)), len(whole)])
             said = random.randrange(1, 400)
             for at in range(0, length, said):
                 with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -401,15 +401,15 @@ async def test_simulators_that_come_and_go_leave_nothing_behind_and_disturb_nobo
         await anyio.sleep(1)
         await stays.say(Ping())
         assert isinstance(await stays.hear(), Pong)
-        house.stepper.wake(anyio.current_time())
-        assert [connection.number for connection in house.stepper.connections.values()] == [0]
-        assert len(house.simulators._peers) == 1
-        assert house.gate.knocking == 0
-        assert dict(house.gate._inside) == {"192.0.2.2": 1}
-        assert house.simulators.guard.pool.taken == 0
-        assert house.stepper.behaviors["Goal"].table.taken == 0
-        assert house.counted("simulators.connected") > 50
-        assert max(Counter(line["event"] for line in house.logged).values()) <= 50 + 1
+        context.stepper.wake(anyio.current_time())
+        assert [connection.number for connection in context.stepper.connections.values()] == [0]
+        assert len(context.simulators._peers) == 1
+        assert context.gate.pending == 0
+        assert dict(context.gate._inside) == {"192.0.2.2": 1}
+        assert context.simulators.guard.pool.taken == 0
+        assert context.stepper.behaviors["Goal"].table.taken == 0
+        assert context.counted("simulators.connected") > 50
+        assert max(Counter(line["event"] for line in context.logged).values()) <= 50 + 1
 
 
 # ---------------------------------------------------------------- the parts
@@ -563,24 +563,24 @@ def counting_for_all(*scripts: str) -> DefaultBehaviors:
 async def test_simulators_add_no_more_behaviors_than_the_limit_and_what_is_refused_adds_none() -> None:
     """The limit is of all simulators together; a name that is known counts once."""
     unnamed = counting_for_all()
-    async with endpoint(unnamed=unnamed, limits={"unnamed_behaviors": 2}) as house:
-        await house.connect().come_in(behaviors={"A?team=0": OTHER, "A?team=1": OTHER, "Goal?team=0": OTHER})
-        second = house.connect()
+    async with endpoint(unnamed=unnamed, limits={"unnamed_behaviors": 2}) as context:
+        await context.connect().come_in(behaviors={"A?team=0": OTHER, "A?team=1": OTHER, "Goal?team=0": OTHER})
+        second = context.connect()
         await second.say(hello(behaviors={"A": OTHER, "B": OTHER, "C": OTHER}))
         fault = await second.refused()
         assert (fault.code, fault.got) == ("too_large", "behavior 'C' beside 2 that the configuration does not name")
         assert fault.remedy.endswith("below `behaviors`, or raise pipeline.limits.unnamed_behaviors")
         assert unnamed.added == {"A"}
-        await house.connect().come_in(behaviors={"B": OTHER})
+        await context.connect().come_in(behaviors={"B": OTHER})
         assert unnamed.added == {"A", "B"}
-        assert [*house.stepper.behaviors] == ["A", "Goal", "B"]
+        assert [*context.stepper.behaviors] == ["A", "Goal", "B"]
 
 
 @pytest.mark.parametrize("name", ["../up", ".hidden", "a/b", "a#1", " ", "x" * 101, "a\nb", "logs", "run.json"])
 async def test_a_name_that_no_folder_can_have_gets_no_learner(name: str) -> None:
     unnamed = counting_for_all()
-    async with endpoint(unnamed=unnamed) as house:
-        peer = house.connect()
+    async with endpoint(unnamed=unnamed) as context:
+        peer = context.connect()
         await peer.say(hello(behaviors={name: OTHER}))
         fault = await peer.refused()
         assert (fault.code, fault.expected[:42]) == ("specs", "a name that a folder of the run can have: ")
@@ -592,11 +592,11 @@ async def test_one_that_no_network_reads_or_that_lacks_a_script_is_refused_as_an
         observations=(ObservationSpec(name="x", shape=(1, 2, 2), kind="image"),), actions=ActionSpec(continuous=1)
     )
     unnamed = counting_for_all("guard")
-    async with endpoint(unnamed=unnamed) as house:
+    async with endpoint(unnamed=unnamed) as context:
         for spec, scripts, code in ((small, ["guard"], "specs"), (OTHER, [], "scripts")):
-            peer = house.connect()
+            peer = context.connect()
             await peer.say(hello(behaviors={"A": spec}, scripts={"A": scripts}))
             assert (await peer.refused()).code == code
         assert not unnamed.added
-        await house.connect().come_in(behaviors={"A": OTHER}, scripts={"A": ["guard"]})
+        await context.connect().come_in(behaviors={"A": OTHER}, scripts={"A": ["guard"]})
         assert unnamed.added == {"A"}

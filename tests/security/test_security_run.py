@@ -87,9 +87,9 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
             joined.kill()
     assert joined.returncode == 0, said
     summary = json.loads((here / "r" / "summary.json").read_text())
-    books = summary["behaviors"]["Balance"]["books"]
-    assert books["trained"] >= 3000
-    assert books["produced"] == sum(value for term, value in books.items() if term != "produced")
+    step_counts = summary["behaviors"]["Balance"]["step_counts"]
+    assert step_counts["trained"] >= 3000
+    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
     simulators = [
         json.loads(line)
         for folder, number in ((here, 0), (there, 1))
@@ -97,7 +97,7 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
         if line.startswith("{")
     ]
     assert [one["number"] for one in simulators] == [0, 1]
-    assert sum(sum(one["steps"].values()) for one in simulators) == books["produced"]
+    assert sum(sum(one["steps"].values()) for one in simulators) == step_counts["produced"]
     assert (there / "r" / "logs" / "stepping-0.jsonl").exists()
     assert not (here / "r" / "logs" / "stepping-0.jsonl").exists()
     secrets = [token(tmp_path / "keys"), *(read_curve(tmp_path / "keys", role).secret for role in ROLES)]

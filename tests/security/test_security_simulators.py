@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from anyio.abc import SocketAttribute
 
-import sparring.pipeline.messages.service
+import sparring.pipeline.messages.segments
 from sparring.pipeline.errors import CodecError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages.codec import FrameReader, from_bytes, to_bytes
 from sparring.pipeline.messages.schema import TAGS
@@ -76,7 +76,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class GuardedEndpoint:
     """An endpoint on loopback."""
 
-    house: Endpoint
+    context: Endpoint
     address: tuple[str, int]
 
     @property
@@ -132,11 +132,11 @@ async def door(
 ) -> AsyncIterator[GuardedEndpoint]:
     """An endpoint that asks for keys."""
     asked = credentials("tcp://127.0.0.1:1", keys, accepted, encrypt=encrypt)
-    async with endpoint(asked) as house:
+    async with endpoint(asked) as context:
         listener = await listen("tcp://127.0.0.1:0")
         address = listener.extra(SocketAttribute.local_address)
-        house.tasks.start_soon(house.gate.run, listener, house.tasks)
-        yield GuardedEndpoint(house, ("127.0.0.1", address[1]))
+        context.tasks.start_soon(context.gate.run, listener, context.tasks)
+        yield GuardedEndpoint(context, ("127.0.0.1", address[1]))
 
 
 # ---------------------------------------------------------------- who comes in
@@ -150,10 +150,10 @@ async def test_a_simulator_with_its_keys_comes_in_encrypted(keys: Path, accepted
     async with door(keys, accepted) as there:
         client = await there.visit(keys, certificate)
         assert isinstance(await anyio.to_thread.run_sync(client.begin), Reset)
-        (peer,) = there.house.simulators._peers.values()
-        assert peer.guest.identity == certificate
+        (peer,) = there.context.simulators._peers.values()
+        assert peer.candidate.identity == certificate
         await anyio.to_thread.run_sync(client.close)
-        (line,) = there.house.lines("simulator_connected")
+        (line,) = there.context.lines("simulator_connected")
         assert line["peer"].startswith(f"127.0.0.1 {certificate}".rstrip())
 
 
@@ -188,7 +188,7 @@ async def test_a_wrong_token_is_refused_and_so_is_the_right_one_where_none_is_ac
         told = await there.refused(keys, "", credential)
         assert told.code == "credential"
         assert credential not in str(told)
-        assert there.house.counted("strangers.credential") == 1
+        assert there.context.counted("strangers.credential") == 1
 
 
 async def test_a_certificate_of_another_authority_is_refused_on_both_sides(keys: Path, others: Path) -> None:
@@ -199,9 +199,9 @@ async def test_a_certificate_of_another_authority_is_refused_on_both_sides(keys:
         mixed = client_tls(keys)
         mixed.load_cert_chain(others / "tls" / "arcade.pem", others / "tls" / "arcade.key")
         assert await there.raw(mixed, to_bytes(hello())) == b""
-        assert there.house.counted("strangers.handshake") == 2
-        assert len(there.house.lines("simulator_refused")) == 1
-        assert not there.house.lines("simulator_connected")
+        assert there.context.counted("strangers.handshake") == 2
+        assert len(there.context.lines("simulator_refused")) == 1
+        assert not there.context.lines("simulator_connected")
 
 
 async def test_an_endpoint_that_is_called_by_another_address_than_its_keys_name_says_how_to_make_them(
@@ -223,7 +223,7 @@ async def test_the_endpoints_own_certificate_and_a_simulators_do_not_pass_for_ea
         posing = client_tls(keys)
         posing.load_cert_chain(keys / "tls" / "server.pem", keys / "tls" / "server.key")
         assert await there.raw(posing, to_bytes(hello())) == b""
-        assert there.house.counted("strangers.handshake") == 1
+        assert there.context.counted("strangers.handshake") == 1
     stolen = tmp_path / "stolen"
     shutil.copytree(keys, stolen)
     for ending in ("pem", "key"):
@@ -257,7 +257,7 @@ async def test_a_stranger_in_the_clear_learns_nothing(keys: Path, said: str) -> 
     async with door(keys) as there:
         heard = await there.raw(None, STRANGE[said])
         assert len(heard) <= 7  # an alert of TLS
-        assert there.house.counted("strangers") == 1
+        assert there.context.counted("strangers") == 1
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ async def test_what_a_simulator_said_once_says_nothing_when_it_is_said_again(key
     async with door(keys) as there:
         recorded = bytearray()
         with Relay(there.address, recorded.extend) as relay:
-            visitor = GuardedEndpoint(there.house, relay.address)
+            visitor = GuardedEndpoint(there.context, relay.address)
             client = await visitor.visit(keys, "arcade")
             await anyio.to_thread.run_sync(client.close)
-        assert len(there.house.lines("simulator_connected")) == 1
+        assert len(there.context.lines("simulator_connected")) == 1
         heard = await there.raw(None, bytes(recorded))
-        assert len(there.house.lines("simulator_connected")) == 1
-        assert there.house.counted("strangers.handshake") == 1
+        assert len(there.context.lines("simulator_connected")) == 1
+        assert there.context.counted("strangers.handshake") == 1
         with pytest.raises(CodecError):
             from_bytes(heard)
 
@@ -335,14 +335,14 @@ class Relay:
 )
 async def test_what_services_say_to_each_other_is_nothing_a_simulator_may_say(tag: str) -> None:
     """Weights, permits, assignments, state: none of them is taken from a simulator, however well it is made."""
-    async with endpoint() as house:
-        peer = house.connect()
+    async with endpoint() as context:
+        peer = context.connect()
         await peer.come_in()
         header = msgpack.packb({"type": tag, "body": {}, "arrays": []})
         await peer.say((8 + len(header) + -len(header) % 8).to_bytes(4, "little") + len(header).to_bytes(4, "little"))
         await peer.say(header + bytes(-len(header) % 8))
         assert (await peer.refused()).code in ("malformed", "unexpected_message")
-    assert sparring.pipeline.messages.service.__name__ in {cls.__module__ for cls in TAGS.values()}
+    assert sparring.pipeline.messages.segments.__name__ in {cls.__module__ for cls in TAGS.values()}
 
 
 # ---------------------------------------------------------------- secrets
@@ -364,8 +364,8 @@ async def test_secrets_stand_in_no_log_and_no_message(keys: Path) -> None:
             assert secret.encode() not in heard
         client = await there.visit(keys)
         await anyio.to_thread.run_sync(client.close)
-        written = str(there.house.logged)
-        assert there.house.lines("simulator_refused")
+        written = str(there.context.logged)
+        assert there.context.lines("simulator_refused")
         for secret in secrets_of(keys):
             assert secret not in written
 
@@ -387,7 +387,7 @@ async def test_nothing_is_written_past_the_encryption(keys: Path) -> None:
     """Messages usually go to the socket directly: under TLS that would be plain text."""
     async with door(keys) as there:
         client = await there.visit(keys, "arcade")
-        (peer,) = there.house.simulators._peers.values()
+        (peer,) = there.context.simulators._peers.values()
         assert isinstance(peer.outgoing, Outgoing)
         assert peer.outgoing._direct is None
         await anyio.to_thread.run_sync(client.close)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.messages.service import LessonsState
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.messages.state import LessonsState
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from tests.services.self_play_runs import Play
@@ -143,11 +143,14 @@ def check_lessons_only_go_on(play: Play) -> None:
     assert serials == sorted(serials)
 
 
-def check_books(play: Play) -> dict[str, int]:
+def check_step_counts(play: Play) -> dict[str, int]:
     """Every step is in one term, and the simulators have counted as many; returns the books of the first behavior."""
     for name in play.graph.names:
-        books = play.graph.books(name)
-        assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), (name, books)
-        assert min(books.values()) >= 0
+        step_counts = play.graph.step_counts(name)
+        assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), (
+            name,
+            step_counts,
+        )
+        assert min(step_counts.values()) >= 0
     assert not play.graph.faults
-    return play.graph.books(play.graph.names[0])
+    return play.graph.step_counts(play.graph.names[0])

@@ -20,8 +20,9 @@ from anyio.abc import TaskGroup
 from sparring.pipeline.games.duel import Duel
 from sparring.pipeline.games.soccer import Soccer
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import PolicyWeights, RunState, Segments
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.messages.state import PolicyWeights, RunState
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.game import Game, ScriptedGame
@@ -170,21 +171,21 @@ class Witness:
         monkeypatch.setattr(services_graph, "Context", context)
 
     def trap(self, seen: Seen) -> anyio.Event:
-        """An event that is set at the first publication of which `seen(board, key, record)` holds."""
+        """An event that is set at the first publication of which `seen(topic, key, record)` holds."""
         event = anyio.Event()
         self._traps.append((seen, event))
         return event
 
-    def hear(self, board: str, key: str, record: Any) -> None:
+    def hear(self, topic: str, key: str, record: Any) -> None:
         """Something is published."""
-        self.said.append((board, key, record))
+        self.said.append((topic, key, record))
         for seen, event in self._traps:
-            if not event.is_set() and seen(board, key, record):
+            if not event.is_set() and seen(topic, key, record):
                 event.set()
 
-    def records(self, board: str, key: str) -> list[Any]:
+    def records(self, topic: str, key: str) -> list[Any]:
         """What was published under a key, in order."""
-        return [record for on, under, record in self.said if (on, under) == (board, key)]
+        return [record for on, under, record in self.said if (on, under) == (topic, key)]
 
     @property
     def assignments(self) -> list[MatchupAssignment]:
@@ -192,12 +193,12 @@ class Witness:
         return self.records("coordination", "assignment")
 
     @property
-    def draws(self) -> dict[int, Matchup]:
+    def matchups(self) -> dict[int, Matchup]:
         """All draws by their number, which names the same one for ever."""
         found: dict[int, Matchup] = {}
         for assignment in self.assignments:
-            for draw in assignment.draws:
-                assert asdict(found.setdefault(draw.number, draw)) == asdict(draw)
+            for matchup in assignment.matchups:
+                assert asdict(found.setdefault(matchup.number, matchup)) == asdict(matchup)
         return found
 
     @property
@@ -205,7 +206,7 @@ class Witness:
         """The learning teams, one after the other."""
         found: list[int] = []
         for assignment in self.assignments:
-            (team,) = {draw.team for draw in assignment.draws}
+            (team,) = {matchup.team for matchup in assignment.matchups}
             found += [team] if found[-1:] != [team] else []
         return found
 
@@ -218,8 +219,8 @@ class _Transport(MemoryTransport):
         super().__init__(hub, start=start)
         self._witness = witness
 
-    async def board(self, service: str) -> Any:
-        return _Board(await super().board(service), service, self._witness)
+    async def topic(self, service: str) -> Any:
+        return _Board(await super().topic(service), service, self._witness)
 
     async def receiver(self, name: str, *arguments: Any) -> Any:
         receiver = await super().receiver(name, *arguments)
@@ -227,8 +228,8 @@ class _Transport(MemoryTransport):
 
 
 class _Board:
-    def __init__(self, board: Any, name: str, witness: Witness) -> None:
-        self._board, self._name, self._witness = board, name, witness
+    def __init__(self, topic: Any, name: str, witness: Witness) -> None:
+        self._board, self._name, self._witness = topic, name, witness
 
     def publish(self, key: str, record: Any) -> None:
         self._board.publish(key, record)
@@ -345,30 +346,33 @@ def saved_rules(folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- what always holds
 
 
-def check_books(play: Play) -> dict[str, dict[str, int]]:
+def check_step_counts(play: Play) -> dict[str, dict[str, int]]:
     """Every step is in one term; those of ghosts are among them."""
     found = {}
     for name in play.graph.names:
-        books = found[name] = play.graph.books(name)
-        assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), (name, books)
-        assert min(books.values()) >= 0, (name, books)
+        step_counts = found[name] = play.graph.step_counts(name)
+        assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), (
+            name,
+            step_counts,
+        )
+        assert min(step_counts.values()) >= 0, (name, step_counts)
     return found
 
 
 def check_ghosts_are_not_learned_from(play: Play) -> None:
     """A learner receives only what the learning team of the match did, in matches that were told of before."""
-    draws, names = play.witness.draws, play.graph.names
+    matchups, names = play.witness.matchups, play.graph.names
     for name in names:
         received = play.witness.received[f"updates:{name}"]
         assert any(len(record.lengths) for record in received)
         for record in received:
             if not len(record.lengths):
                 continue
-            assert record.draws is not None
-            teams = [draws[number].team for number in record.draws.tolist()]
+            assert record.matchups is not None
+            teams = [matchups[number].team for number in record.matchups.tolist()]
             assert record.teams.tolist() == teams
-            for number, team in zip(record.draws.tolist(), teams, strict=True):
-                assert str(BehaviorId(name=name, team=team)) not in draws[number].ghosts
+            for number, team in zip(record.matchups.tolist(), teams, strict=True):
+                assert str(BehaviorId(name=name, team=team)) not in matchups[number].ghosts
 
 
 def check_nothing_goes_back(play: Play) -> None:
@@ -382,7 +386,7 @@ def check_nothing_goes_back(play: Play) -> None:
         assert assignment.serial >= latest
         latest = assignment.serial
         assert asdict(serials.setdefault(latest, assignment)) == asdict(assignment)
-    numbers = [max(draw.number for draw in one.draws) for one in serials.values()]
+    numbers = [max(matchup.number for matchup in one.matchups) for one in serials.values()]
     assert numbers == sorted(numbers)
     _check_turns(play)
 
@@ -392,13 +396,13 @@ def _check_turns(play: Play) -> None:
     behaviors = play.settings["behaviors"]
     trained, gained = Counter[str](), Counter[str]()
     team: int | None = None
-    for board, _, record in play.witness.said:
-        if isinstance(record, PolicyWeights) and board.startswith("policy-"):
+    for topic, _, record in play.witness.said:
+        if isinstance(record, PolicyWeights) and topic.startswith("policy-"):
             name = record.behavior
             gained[name] += max(0, record.trained - trained[name])
             trained[name] = record.trained
         if isinstance(record, MatchupAssignment):
-            new = record.draws[0].team
+            new = record.matchups[0].team
             if team is not None and new != team:
                 assert any(
                     gained[name] >= one["self_play"]["team_change"] or trained[name] >= one["max_steps"]
@@ -410,22 +414,26 @@ def _check_turns(play: Play) -> None:
 
 def check_matches_are_rated_once(play: Play) -> None:
     """Each match has one line, under a draw that was told of, and one place in the ratings."""
-    table, draws = play.table, play.witness.draws
+    table, matchups = play.table, play.witness.matchups
     keys = [(line["source"], line["match"]) for line in table]
     twice = [key for key, count in Counter(keys).items() if count > 1]
     assert not twice
     assert play.saved["matches"] == len(table) > 0
     assert play.saved["unknown"] == 0
     for line in table:
-        draw = draws[line["draw"]]
-        assert line["team"] == draw.team
-        ghosts = {seat: player for seat, player in line["players"].items() if BehaviorId.parse(seat).team != draw.team}
-        assert ghosts == {seat: _named(play, seat, draw.ghosts[seat]) for seat in ghosts}
+        matchup = matchups[line["matchup"]]
+        assert line["team"] == matchup.team
+        ghosts = {
+            behavior_id: player
+            for behavior_id, player in line["players"].items()
+            if BehaviorId.parse(behavior_id).team != matchup.team
+        }
+        assert ghosts == {behavior_id: _named(play, behavior_id, matchup.ghosts[behavior_id]) for behavior_id in ghosts}
 
 
-def _named(play: Play, seat: str, number: int) -> str:
+def _named(play: Play, behavior_id: str, number: int) -> str:
     """What a ghost is called: a snapshot, or one of the scripts that the settings ask for."""
-    name = BehaviorId.parse(seat).name
+    name = BehaviorId.parse(behavior_id).name
     if number > 0:
         return f"{name}@{number}"
     return f"simulator/{play.settings['behaviors'][name]['self_play']['opponents'][-number - 1]['scripted']}"
@@ -439,13 +447,13 @@ def check_no_resets(play: Play) -> None:
 
 def check_all(play: Play) -> dict[str, dict[str, int]]:
     """All of these; returns the books."""
-    books = check_books(play)
+    step_counts = check_step_counts(play)
     assert not play.graph.faults
     check_ghosts_are_not_learned_from(play)
     check_nothing_goes_back(play)
     check_matches_are_rated_once(play)
     check_no_resets(play)
-    return books
+    return step_counts
 
 
 def run_states(witness: Witness) -> list[RunState]:

@@ -13,8 +13,8 @@ import structlog
 from anyio.abc import ByteStream, TaskGroup
 
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
-from sparring.pipeline.messages.service import AssemblyState, LearnerState, RunState
 from sparring.pipeline.messages.simulator import VERSION, Act, Bye, Fault, Hello, Ping, Reset, Step
+from sparring.pipeline.messages.state import AssemblyState, LearnerState, RunState
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.counting import StepCounter
@@ -268,7 +268,7 @@ class Graph:
         )
 
     async def finish(self) -> dict[str, int]:
-        """Waits for the end, stops in order, and returns the books of the first behavior, as `books` does."""
+        """Waits for the end, stops in order, and returns the books of the first behavior, as `step_counts` does."""
         with anyio.move_on_after(600) as deadline:
             while not self._finished():
                 await self.seen["coordination"].changed()
@@ -277,18 +277,18 @@ class Graph:
             self.stops[name].set()
             await self.ended[name].wait()
             await anyio.sleep(0.1)
-        return self.books(self.names[0])
+        return self.step_counts(self.names[0])
 
-    def books(self, name: str) -> dict[str, int]:
+    def step_counts(self, name: str) -> dict[str, int]:
         """The books of a behavior, once all have stopped, `open` counted in each stage."""
         run: RunState = self.latest("coordination", "run")
         learner: LearnerState = self.latest(f"learning-{name}", "state")
         held: AssemblyState = self.latest("assembly", "state")
         open_steps = run.routed[name] + learner.buffered + learner.training
         open_steps += sum(one.open + one.closed for one in held.held.get(name, {}).values())
-        books = run.books[name]
+        step_counts = run.step_counts[name]
         return {
-            **{term: getattr(books, term) for term in ("produced", "trained", "ghost", "stale", "lost")},
+            **{term: getattr(step_counts, term) for term in ("produced", "trained", "ghost", "stale", "lost")},
             "open": open_steps,
         }
 

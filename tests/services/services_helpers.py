@@ -201,6 +201,6 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def balanced(books: dict[str, int]) -> bool:
+def balanced(step_counts: dict[str, int]) -> bool:
     """Whether produced is the sum of all other terms."""
-    return books["produced"] == sum(value for term, value in books.items() if term != "produced")
+    return step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")

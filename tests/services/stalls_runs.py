@@ -13,7 +13,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from sparring.pipeline.messages.service import Metrics
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.stalls import Stalls
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
@@ -92,13 +92,13 @@ async def supervised(
     return Supervisor(made, host, None, transport, clock=anyio.current_time), host  # type: ignore[arg-type]
 
 
-async def judged(stalls: Stalls, boards: Mapping[str, Subscription], seconds: float) -> list[Any]:
+async def judged(stalls: Stalls, topics: Mapping[str, Subscription], seconds: float) -> list[Any]:
     """What a judge who looks every second finds after some seconds."""
     found: list[Any] = []
     for _ in range(round(seconds)):
         await anyio.sleep(1)
-        for board in boards.values():
-            metrics = board.latest.get("metrics")
+        for topic in topics.values():
+            metrics = topic.latest.get("metrics")
             if isinstance(metrics, Metrics):
                 stalls.update(metrics, anyio.current_time())
         found = stalls.look(anyio.current_time())

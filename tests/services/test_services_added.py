@@ -38,7 +38,7 @@ def trained(training: Training, *names: str) -> dict[str, Any]:
     assert training.end() == 0, "\n".join(training.lines)
     found = training.summary["behaviors"]
     assert sorted(found) == sorted(names)
-    assert all(balanced(one["books"]) for one in found.values()), found
+    assert all(balanced(one["step_counts"]) for one in found.values()), found
     assert not [entry for entry in training.log() if entry["event"] == "failed"]
     return dict(found)
 
@@ -54,7 +54,7 @@ def test_what_the_game_names_is_trained_repeats_itself_and_is_known_when_the_run
     assert results[0]["Goals"]["weights_sha256"] == results[1]["Goals"]["weights_sha256"]
     assert results[0]["GoalsOdd"]["weights_sha256"] == results[1]["GoalsOdd"]["weights_sha256"]
     for one in (*results[0].values(), *results[1].values()):
-        assert (one["books"]["lost"], one["steps"] >= 300) == (0, True)
+        assert (one["step_counts"]["lost"], one["steps"] >= 300) == (0, True)
     used = yaml.safe_load((tmp_path / "first" / "configuration.yaml").read_text())
     assert used["behaviors"]["GoalsOdd"]["max_steps"] == 300
     prepared = json.loads((tmp_path / "first" / "run.json").read_text())
@@ -83,8 +83,8 @@ def test_a_behavior_of_a_unity_game_that_comes_late_gets_its_learner(tmp_path: P
         assert added == [["Zoo"], ["Late"]]
         said = [line for path in (training.directory / "logs").glob("*.jsonl") for line in json_lines(path)]
         told = sum(line["steps"] for line in said if line["event"] == "steps_lost")
-        assert told == sum(one["books"]["lost"] for one in results[run_id].values())
-        assert results[run_id]["Late"]["books"]["lost"] == 0
+        assert told == sum(one["step_counts"]["lost"] for one in results[run_id].values())
+        assert results[run_id]["Late"]["step_counts"]["lost"] == 0
         log = (training.directory / "run_logs" / "Player-0.log").read_text()
         assert log.count("quit: quit") == 1, "it was never launched again"
     for name in ("Zoo", "Late"):

@@ -50,8 +50,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def failed_writes(graph: Graph) -> float:
     """What the services have counted."""
-    boards = [graph.latest(name, "metrics") for name in graph.services]
-    return sum(board.counters.get(COUNTER, 0) for board in boards if board is not None)
+    topics = [graph.latest(name, "metrics") for name in graph.services]
+    return sum(topic.counters.get(COUNTER, 0) for topic in topics if topic is not None)
 
 
 @pytest.mark.anyio
@@ -67,12 +67,14 @@ async def test_a_run_waits_for_room_and_loses_nothing(tmp_path: Path, disk: Disk
         await anyio.sleep(20)
         assert graph.latest("learning-Goal", "state").updates <= held.updates + 1  # nothing is given out unnoted
         disk.full = False
-        books = await graph.finish()
-        assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), str(books)
-        assert books["lost"] == books["stale"] == 0
-        assert books["trained"] >= 2000
-        assert sum(graph.counts.values()) == books["produced"]
-        assert CheckpointFolder(tmp_path, "Goal").load_latest().trained == books["trained"]
+        step_counts = await graph.finish()
+        assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), str(
+            step_counts
+        )
+        assert step_counts["lost"] == step_counts["stale"] == 0
+        assert step_counts["trained"] >= 2000
+        assert sum(graph.counts.values()) == step_counts["produced"]
+        assert CheckpointFolder(tmp_path, "Goal").load_latest().trained == step_counts["trained"]
         tasks.cancel_scope.cancel()
 
 

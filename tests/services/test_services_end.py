@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from sparring.pipeline import files
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.service import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
+from sparring.pipeline.messages.state import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -36,7 +36,7 @@ FINISHED = RunState(
     start="coordination.1",
     finished=True,
     specs={},
-    books={},
+    step_counts={},
     routed={},
     versions={},
     reward_mean_last100={},
@@ -95,8 +95,8 @@ async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, 
     topology = build(settings, run_id="test", directory=folder, seed=1)
     hub = MemoryHub()
     async with MemoryTransport(hub, start="coordination.1") as own, MemoryTransport(hub, start="supervisor.1") as other:
-        board = await own.board("coordination")
-        board.publish("run", FINISHED)
+        topic = await own.topic("coordination")
+        topic.publish("run", FINISHED)
         supervisor = Supervisor(topology, Host(failures), None, other, clock=anyio.current_time)  # type: ignore[arg-type]
         with anyio.fail_after(300):
             status = await supervisor.supervise()
@@ -164,7 +164,7 @@ async def test_a_learner_that_hangs_is_known_within_10_seconds_whenever_it_does(
     name, host, hub = "learning-Goal", Host({}), MemoryHub()
     learner = MemoryTransport(hub, start=f"{name}.1")
     async with learner, MemoryTransport(hub, start="supervisor.1") as other:
-        await learner.board(name)
+        await learner.topic(name)
         supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time)  # type: ignore[arg-type]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
@@ -213,18 +213,18 @@ async def test_every_checkpoint_of_a_run_is_exported_and_the_last_one_before_it_
         MemoryTransport(hub, start="learning-Goal.1") as learner,
         MemoryTransport(hub, start="supervisor.1") as other,
     ):
-        run, board = await own.board("coordination"), await learner.board("learning-Goal")
+        run, topic = await own.topic("coordination"), await learner.topic("learning-Goal")
         supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time)  # type: ignore[arg-type]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             for checkpoint in ("", "Goal/first", "Goal/second"):
-                board.publish("state", at(checkpoint))
+                topic.publish("state", at(checkpoint))
                 await anyio.sleep(2)
                 assert exports.said[-1] == checkpoint
             run.publish("run", FINISHED)
             await anyio.lowlevel.checkpoint()
             await host.latest["learning-Goal"].wait()  # it saves what it has when it is told to stop
-            board.publish("state", at("Goal/last"))
+            topic.publish("state", at("Goal/last"))
     assert exports.running
     assert exports.said == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
 
@@ -239,14 +239,14 @@ async def test_a_service_that_is_dead_when_a_run_ends_is_started_once_more(
     topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
     host, hub = Host({part: "killed"}), MemoryHub()
     async with MemoryTransport(hub, start="coordination.1") as own, MemoryTransport(hub, start="supervisor.1") as other:
-        board = await own.board("coordination")
+        topic = await own.topic("coordination")
         supervisor = Supervisor(topology, host, host, other, clock=anyio.current_time)  # type: ignore[arg-type]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             await anyio.sleep(5)
             host.latest[part].stop()
             await anyio.sleep(0.01)
-            board.publish("run", FINISHED)
+            topic.publish("run", FINISHED)
     assert len(host.starts[part]) == (2 if again else 1)
     if again:
         assert host.starts[part][1] - host.starts[part][0] < 5.5, "nobody waits any more"
@@ -261,7 +261,7 @@ async def test_a_simulator_that_was_given_up_is_ended_and_started_again(tmp_path
     host, hub = Host({}), MemoryHub()
     limit_s = settings.pipeline.simulator_timeout_s
     async with MemoryTransport(hub, start="stepping-0.1") as own, MemoryTransport(hub, start="supervisor.1") as other:
-        board = await own.board("stepping-0")
+        topic = await own.topic("stepping-0")
         supervisor = Supervisor(topology, host, host, other, clock=anyio.current_time)  # type: ignore[arg-type]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
@@ -271,7 +271,7 @@ async def test_a_simulator_that_was_given_up_is_ended_and_started_again(tmp_path
                 (1.0, {"0": 1, "1": 2}),
             ):
                 await anyio.sleep(after_s)
-                board.publish(
+                topic.publish(
                     "state", SteppingState(source="stepping-0.1", behaviors={}, simulators=2, given_up=given_up)
                 )
             await anyio.sleep(3)
@@ -304,14 +304,14 @@ async def test_a_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: P
         MemoryTransport(hub, start="supervisor.1") as other,
         anyio.create_task_group() as tasks,
     ):
-        board = await own.board("stepping-0")
+        topic = await own.topic("stepping-0")
         with Ports() as ports:
             supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time, grow=grow)  # type: ignore[arg-type]
             tasks.start_soon(supervisor.supervise)
-            board.publish("specs", BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
+            topic.publish("specs", BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
             await anyio.sleep(5)
             assert not asked
-            board.publish("specs", both)
+            topic.publish("specs", both)
             await anyio.sleep(5)
         tasks.cancel_scope.cancel()
     assert asked == [["Late"]], "once"
@@ -326,7 +326,7 @@ async def test_a_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: P
     grown = host.topology
     assert grown is not None
     assert {name: one.max_steps for name, one in grown.run.settings.behaviors.items()} == {"Goal": 1000, "Late": 7}
-    assert {"segments:Late", "updates:Late", "board:policy-Late", "board:learning-Late"} <= grown.endpoints.keys()
+    assert {"segments:Late", "updates:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
     assert topology.endpoints.items() <= grown.endpoints.items()
     assert len({*grown.endpoints.values()}) == len(grown.endpoints)
 
@@ -343,8 +343,8 @@ async def test_a_run_that_ends_while_a_learner_is_about_to_be_added_ends_in_orde
         MemoryTransport(hub, start="coordination.1") as coordination,
         MemoryTransport(hub, start="supervisor.1") as other,
     ):
-        boards = [await one.board(one.start.partition(".")[0]) for one in (stepping, assembly, coordination)]
-        boards[1].publish("state", AssemblyState(origin="assembly.1", held={}))
+        topics = [await one.topic(one.start.partition(".")[0]) for one in (stepping, assembly, coordination)]
+        topics[1].publish("state", AssemblyState(origin="assembly.1", held={}))
         with Ports() as ports:
 
             def grow(before: Topology, names: Sequence[str]) -> Topology:
@@ -353,9 +353,9 @@ async def test_a_run_that_ends_while_a_learner_is_about_to_be_added_ends_in_orde
             supervisor = Supervisor(topology, host, None, other, clock=anyio.current_time, grow=grow)  # type: ignore[arg-type]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.supervise)
-                boards[0].publish("specs", BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+                topics[0].publish("specs", BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
                 await anyio.sleep(5)
                 assert len(host.starts["assembly"]) == 2
-                boards[2].publish("run", FINISHED)
+                topics[2].publish("run", FINISHED)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
     assert "learning-Late" not in host.starts

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from sparring.pipeline.games.crowd import Crowd
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.games.goals import Goals
-from sparring.pipeline.messages.service import LearnerState
+from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.metrics import highest, mean
 from sparring.pipeline.simulation.game import Game
 from tests.services.services_graph import Graph, begin
@@ -60,9 +60,11 @@ def mixed(count: int = 2) -> Sequence[Game]:
 
 def balanced(graph: Graph, name: str) -> dict[str, int]:
     """The books of a behavior, whose terms have to add up."""
-    books = graph.books(name)
-    assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), f"{name}: {books}"
-    return books
+    step_counts = graph.step_counts(name)
+    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), (
+        f"{name}: {step_counts}"
+    )
+    return step_counts
 
 
 def counted(graph: Graph, name: str) -> int:
@@ -97,12 +99,12 @@ async def test_every_behavior_trains_to_the_end_with_its_own_books(
     graph = await run(tmp_path, games(), **values)
     stale = []
     for name in graph.names:
-        books = balanced(graph, name)
-        assert STEPS <= books["trained"] < STEPS + 2 * BUFFER
-        assert books["lost"] == 0
-        assert counted(graph, name) == books["produced"]
+        step_counts = balanced(graph, name)
+        assert STEPS <= step_counts["trained"] < STEPS + 2 * BUFFER
+        assert step_counts["lost"] == 0
+        assert counted(graph, name) == step_counts["produced"]
         assert highest(lag_of(graph, name)) <= 2
-        stale.append(books["stale"])
+        stale.append(step_counts["stale"])
     assert min(stale) == 0  # who is done first goes on for the other, and learns nothing from that
     assert not graph.faults
 
@@ -182,11 +184,11 @@ async def test_a_killed_service_comes_back_and_all_books_balance(
     in_flight = 2 * BUFFER + len(games()) * AGENTS
     bounds = {"stepping-0": in_flight, "assembly": in_flight, "coordination": 0}
     for name in graph.names:
-        books = balanced(graph, name)
-        assert books["trained"] >= STEPS
-        assert books["lost"] <= bounds.get(part, trained + in_flight)
+        step_counts = balanced(graph, name)
+        assert step_counts["trained"] >= STEPS
+        assert step_counts["lost"] <= bounds.get(part, trained + in_flight)
         if part in ("assembly", "coordination"):
-            assert counted(graph, name) == books["produced"]
+            assert counted(graph, name) == step_counts["produced"]
     assert not graph.faults
 
 
@@ -209,10 +211,10 @@ async def test_a_simulator_that_comes_back_changes_no_books(
         await graph.finish()
         tasks.cancel_scope.cancel()
     for name in graph.names:
-        books = balanced(graph, name)
-        assert books["trained"] >= STEPS
-        assert books["lost"] == 0
-        assert counted(graph, name) == books["produced"]
+        step_counts = balanced(graph, name)
+        assert step_counts["trained"] >= STEPS
+        assert step_counts["lost"] == 0
+        assert counted(graph, name) == step_counts["produced"]
     assert not graph.faults
 
 

@@ -26,7 +26,7 @@ EVEN = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "ep
 def demonstrated(folder: Path, *, discrete: bool) -> str:
     """A file of episodes in which every action goes to the goal at once."""
     game = Goal(areas=4, discrete=discrete)
-    ((seat, spec),) = game.behaviors().items()
+    ((behavior_id, spec),) = game.behaviors().items()
     tape = Tape("Goal", spec, wanted=EPISODES)
     (report,) = game.reset({}, 1)
     tape.report(report)
@@ -35,13 +35,13 @@ def demonstrated(folder: Path, *, discrete: bool) -> str:
         goal = report.decisions.observations[0]
         rows = len(goal)
         told = BehaviorActions(
-            behavior=seat,
+            behavior=behavior_id,
             agents=report.decisions.agents.copy(),
             continuous=np.zeros((rows, 0), np.float32) if discrete else goal.astype(np.float32),
             discrete=(goal > 0).astype(np.int32) if discrete else np.zeros((rows, 0), np.int32),
         )
         tape.answer(told)
-        (report,) = game.step({seat: told})
+        (report,) = game.step({behavior_id: told})
         tape.report(report)
     path = folder / f"goal{SUFFIX}"
     path.write_bytes(encode(tape.recording()))

@@ -60,8 +60,8 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
         run = Training(tmp_path, str(file), "--seed", "5", *arguments, run_id=run_id)
         assert run.end() == 0, "\n".join(run.lines)
         figures = run.summary["behaviors"]["Balance"]
-        assert balanced(figures["books"])
-        assert figures["books"]["produced"] == run.simulator_steps()
+        assert balanced(figures["step_counts"])
+        assert figures["step_counts"]["produced"] == run.simulator_steps()
         assert lesson(run) == 2
         digests.append(figures["weights_sha256"])
     assert len(set(digests)) == 1
@@ -85,4 +85,4 @@ def test_a_killed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
     assert again.end() == 0, "\n".join(again.lines)
     assert lesson(again) == 2
     assert lessons(again) == ["second", "third"]  # of both runs: neither lesson was begun twice
-    assert balanced(again.summary["behaviors"]["Balance"]["books"])
+    assert balanced(again.summary["behaviors"]["Balance"]["step_counts"])

@@ -14,12 +14,12 @@ import torch
 from trio.testing import MockClock
 
 from sparring.pipeline.games.balance import Balance
-from sparring.pipeline.messages.service import LearnerState, LessonsState, RunState
+from sparring.pipeline.messages.state import LearnerState, LessonsState, RunState
 from tests.services.lessons_runs import (
     LENGTH,
     Pupil,
-    check_books,
     check_lessons_only_go_on,
+    check_step_counts,
     curriculum,
     plain_settings,
     told,
@@ -76,7 +76,7 @@ async def test_lessons_advance_by_reward_and_no_simulator_is_reset_for_it(tmp_pa
     """A lesson has the episodes it needs of its own, and the third, which is not paid enough, is not passed."""
     pupils = [Pupil(pay={3.0: 0.5}) for _ in range(2)]
     play = await whole(tmp_path, pupils, plain_settings({"level": BY_REWARD}, mode=mode, max_steps=2000))
-    check_books(play)
+    check_step_counts(play)
     check_lessons_only_go_on(play)
     assert told(play)[-1].numbers == {"level": 2}
     assert [len(pupil.resets) for pupil in pupils] == [1, 1]
@@ -105,7 +105,7 @@ async def test_lessons_advance_by_progress(tmp_path: Path, mode: str) -> None:
         (1.0, {"measure": "progress", "threshold": 0.3}), (2.0, {"measure": "progress", "threshold": 0.6}), (3.0, None)
     )
     play = await whole(tmp_path, [Pupil()], plain_settings({"level": lessons}, mode=mode))
-    check_books(play)
+    check_step_counts(play)
     check_lessons_only_go_on(play)
     assert told(play)[-1].numbers == {"level": 2}
     trained, at = 0, {}
@@ -127,7 +127,7 @@ async def test_lessons_advance_by_rating(tmp_path: Path, threshold: float, reach
     lessons = curriculum((1.0, {"measure": "rating", "threshold": threshold}), (2.0, None))
     plain = {**self_play_settings(kind, self_play=SELF_PLAY), "environment_parameters": {"level": lessons}}
     play = await whole(tmp_path, [kind.game(), kind.game()], plain)
-    check_books(play)
+    check_step_counts(play)
     assert told(play)[-1].numbers == {"level": reached}
     assert told(play)[0].numbers == {"level": 0}
 
@@ -144,10 +144,10 @@ async def test_a_lesson_that_asks_for_it_resets_every_simulator_once(tmp_path: P
         (3.0, None),
     )
     play = await whole(tmp_path, pupils, plain_settings({"level": lessons}, mode=mode, trainer_type=trainer))
-    books = check_books(play)
+    step_counts = check_step_counts(play)
     check_lessons_only_go_on(play)
-    assert books["lost"] == 0
-    assert books["produced"] == sum(play.graph.counts.values())
+    assert step_counts["lost"] == 0
+    assert step_counts["produced"] == sum(play.graph.counts.values())
     for pupil in pupils:
         assert [reset.level for reset in pupil.resets] == [1.0, 2.0]
         assert never_fall(pupil.levels)
@@ -180,7 +180,7 @@ async def test_a_simulator_that_comes_later_gets_the_present_values(tmp_path: Pa
         tasks.start_soon(play.graph.simulate, 1, late)
         await play.graph.finish()
         tasks.cancel_scope.cancel()
-    check_books(play)
+    check_step_counts(play)
     assert len(first.resets) == len(late.resets) == 1
     assert first.levels[0] == 1.0
     assert all(7 <= level <= 9 for level in [*late.levels, *first.levels[-3:]])
@@ -220,7 +220,7 @@ async def test_a_killed_service_loses_no_lesson(tmp_path: Path, part: str, mode:
         await play.graph.kill(part)
         await play.graph.finish()
         tasks.cancel_scope.cancel()
-    check_books(play)
+    check_step_counts(play)
     check_lessons_only_go_on(play)
     assert told(play)[-1].numbers == {"level": 2}
     connections = 2 if part == "stepping-0" else 1
@@ -247,7 +247,7 @@ async def test_a_first_reset_waits_until_the_lessons_are_known(tmp_path: Path) -
         play.graph.start("coordination")
         await play.graph.finish()
         tasks.cancel_scope.cancel()
-    check_books(play)
+    check_step_counts(play)
     assert [reset.level for reset in pupil.resets] == [1.0, 2.0]
     assert pupil.levels[-1] == 2.0
 
@@ -276,7 +276,7 @@ async def test_a_resumed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
         play = await begin(tasks, stack, tmp_path, [again], plain, witness=witness, resumed=True)
         await play.graph.finish()
         tasks.cancel_scope.cancel()
-    check_books(play)
+    check_step_counts(play)
     assert again.resets[0].level == again.levels[0] == 2.0
     assert again.levels[-1] == 3.0
     assert [state.numbers["level"] for state in told(play)] == [1, 2]
@@ -307,7 +307,7 @@ async def test_lockstep_with_a_curriculum_repeats_itself_to_the_bit(
         same_order(monkeypatch, order)
         games = [Balance(areas=4) for _ in range(count)]
         play = await whole(tmp_path_factory.mktemp("run"), games, plain, frame_s=frame_s)
-        check_books(play)
+        check_step_counts(play)
         check_lessons_only_go_on(play)
         resets = [game.resets for game in play.games]
         assert resets == [[2]] * count

@@ -19,8 +19,8 @@ def weights(results: Path, file: Path, run_id: str, *arguments: str, seed: int =
     assert training.end() == 0, "\n".join(training.lines)
     figures = training.summary["behaviors"]["Balance"]
     assert figures["lag"]["max"] == 0
-    assert balanced(figures["books"])
-    assert figures["books"]["lost"] == 0
+    assert balanced(figures["step_counts"])
+    assert figures["step_counts"]["lost"] == 0
     assert (results / run_id / "logs" / "stepping-0.jsonl").is_file() or "--in-process" in arguments
     digest: str = figures["weights_sha256"]
     return digest

@@ -85,10 +85,10 @@ async def test_lockstep_segments_acted_again_have_the_log_probabilities_that_wer
         graph = await begin(
             tasks, stack, tmp_path, games, mode="lockstep", network=NETWORKS[network], horizon=10, max_steps=600
         )
-        books = await graph.finish()
+        step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert books["trained"] >= 600
-    assert books["produced"] == sum(value for term, value in books.items() if term != "produced")
+    assert step_counts["trained"] >= 600
+    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
     assert replay.versions == {0}
     assert len(replay.errors) >= 5
     assert max(replay.errors) < 1e-5
@@ -120,8 +120,8 @@ async def test_a_killed_service_costs_memories_and_nothing_else(tmp_path: Path, 
         graph = await begin(tasks, stack, tmp_path, games, network=NETWORKS["both"], horizon=10, max_steps=1500)
         await anyio.sleep(0.3)
         await graph.kill(part)
-        books = await graph.finish()
+        step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert books["trained"] >= 1500
-    assert books["produced"] == sum(value for term, value in books.items() if term != "produced")
+    assert step_counts["trained"] >= 1500
+    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
     assert not graph.faults

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from sparring.pipeline.messages.service import StepCounts
+from sparring.pipeline.messages.state import StepCounts
 from sparring.services.supervision.outcome import closed
 
-BOOKS = StepCounts(produced=100, trained=60, ghost=5, stale=3, lost=2, open=30)
+STEP_COUNTS = StepCounts(produced=100, trained=60, ghost=5, stale=3, lost=2, open=30)
 HELD = {"assembly": 8, "coordination": 2, "learning-A": 10}
 
 
@@ -28,4 +28,8 @@ HELD = {"assembly": 8, "coordination": 2, "learning-A": 10}
 def test_what_is_in_no_place_was_lost_with_what_died(
     produced: int, died: dict[str, bool], then: dict[str, int]
 ) -> None:
-    assert closed(replace(BOOKS, produced=produced), HELD, died) == {**asdict(BOOKS), "produced": produced, **then}
+    assert closed(replace(STEP_COUNTS, produced=produced), HELD, died) == {
+        **asdict(STEP_COUNTS),
+        "produced": produced,
+        **then,
+    }

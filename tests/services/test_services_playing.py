@@ -106,9 +106,9 @@ def digests(directory: Path) -> dict[str, str]:
     }
 
 
-def books(directory: Path) -> dict[str, int]:
+def step_counts(directory: Path) -> dict[str, int]:
     summary = json.loads((directory / "summary.json").read_text())
-    found: dict[str, int] = summary["behaviors"]["Goal"]["books"]
+    found: dict[str, int] = summary["behaviors"]["Goal"]["step_counts"]
     return found
 
 
@@ -144,7 +144,7 @@ def test_an_evaluation_plays_counts_records_and_leaves_the_run_alone(trained: Pa
         assert columns["terminated"].all()
     assert recorded == {int(row["agents"]): pytest.approx(float(row["returns"]), abs=1e-5) for row in table}
 
-    counted = books(directory)
+    counted = step_counts(directory)
     assert balanced(counted)
     assert counted["produced"] == counted["ghost"] + counted["open"]
     assert counted["ghost"] >= sum(int(row["lengths"]) for row in table)
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_an_evaluation_as_not_complete(trained: Path) -> None:
     found = json.loads((command.directory / "evaluation.json").read_text())
     assert (found["status"], found["complete"]) == ("stopped", False)
     assert 0 < found["behaviors"]["Goal"]["episodes"] < MANY
-    assert balanced(books(command.directory))
+    assert balanced(step_counts(command.directory))
 
 
 # ---------------------------------------------------------------- deaths
@@ -211,11 +211,11 @@ def test_a_killed_simulator_comes_back_and_the_evaluation_completes(trained: Pat
     os.kill(simulator.pid, signal.SIGKILL)
     assert command.end() == 0, command.text
     assert any(entry["event"] == "failed" and entry["part"] == "simulator-0" for entry in command.log())
-    lives = [int(row["agents"]) for row in rows(command.directory)]
-    assert len(lives) == 2500
-    assert lives == sorted(lives)
-    assert 1 <= lives[-1] - 2500 <= 2  # two areas had a life each
-    counted = books(command.directory)
+    agent_episodes = [int(row["agents"]) for row in rows(command.directory)]
+    assert len(agent_episodes) == 2500
+    assert agent_episodes == sorted(agent_episodes)
+    assert 1 <= agent_episodes[-1] - 2500 <= 2  # two areas had a life each
+    counted = step_counts(command.directory)
     assert counted["produced"] == counted["ghost"] + counted["open"]
 
 
@@ -239,7 +239,7 @@ def test_inference_plays_until_it_is_interrupted(trained: Path) -> None:
     assert digests(trained) == before
     assert command.directory.name.startswith("inference-")
     assert command.summary["status"] == "stopped"
-    counted = books(command.directory)
+    counted = step_counts(command.directory)
     assert balanced(counted)
     assert counted["trained"] == counted["stale"] == counted["lost"] == 0
     assert counted["ghost"] > 100

@@ -20,8 +20,8 @@ from sparring.pipeline.errors import ServiceError, first_failure
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.service import LearnerState, StepCounts
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.messages.state import LearnerState, StepCounts
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.game import Game, decisions, ends
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -111,13 +111,13 @@ async def evaluated(folder: Path, games: list[Game], episodes: int, **values: An
     """The books of an evaluation that completes."""
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await start(tasks, stack, folder, games, episodes, **values)
-        books = await graph.finish()
+        step_counts = await graph.finish()
         assert not graph.faults
         tasks.cancel_scope.cancel()
-    assert books["produced"] == books["ghost"] + books["open"]
-    assert books["trained"] == books["stale"] == books["lost"] == 0
-    assert books["produced"] == sum(graph.counts.values())
-    return books
+    assert step_counts["produced"] == step_counts["ghost"] + step_counts["open"]
+    assert step_counts["trained"] == step_counts["stale"] == step_counts["lost"] == 0
+    assert step_counts["produced"] == sum(graph.counts.values())
+    return step_counts
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -131,8 +131,8 @@ def recorded(folder: Path) -> dict[int, tuple[int, float]]:
     for path in sorted((folder / "Goal").glob("*.episodes.safetensors")):
         columns = read(path).columns
         returns = np.add.reduceat(columns["rewards"], np.cumsum(columns["lengths"]) - columns["lengths"])
-        lives = zip(columns["agents"].tolist(), columns["lengths"].tolist(), returns.tolist(), strict=True)
-        found |= {life: (length, value) for life, length, value in lives}
+        agent_episodes = zip(columns["agents"].tolist(), columns["lengths"].tolist(), returns.tolist(), strict=True)
+        found |= {life: (length, value) for life, length, value in agent_episodes}
     return found
 
 
@@ -251,9 +251,9 @@ async def test_coordination_comes_back_and_the_evaluation_completes(tmp_path: Pa
         graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 100)
         await anyio.sleep(0.1)
         await graph.kill("coordination")
-        books = await graph.finish()
+        step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert books["produced"] == books["ghost"] + books["open"]
+    assert step_counts["produced"] == step_counts["ghost"] + step_counts["open"]
     assert list(told(tmp_path)) == list(range(1, 101))
     assert recorded(tmp_path).keys() == told(tmp_path).keys()
 
@@ -265,7 +265,7 @@ async def stopped(graph: Graph) -> tuple[LearnerState, StepCounts, int]:
         await graph.ended[name].wait()
         await anyio.sleep(0.1)
     run = graph.latest("coordination", "run")
-    return graph.latest("learning-Goal", "state"), run.books["Goal"], sum(graph.counts.values())
+    return graph.latest("learning-Goal", "state"), run.step_counts["Goal"], sum(graph.counts.values())
 
 
 @pytest.mark.anyio
@@ -274,12 +274,12 @@ async def test_without_a_number_it_plays_until_it_is_stopped(tmp_path: Path) -> 
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await start(tasks, stack, tmp_path, [Goal(areas=3)], 0, record=False)
         await anyio.sleep(0.5)
-        state, books, produced = await stopped(graph)
+        state, step_counts, produced = await stopped(graph)
         tasks.cancel_scope.cancel()
     assert not state.done
-    assert books.produced == produced > 300
-    assert books.ghost == state.ghost == produced - books.open
-    assert (books.lost, books.trained) == (0, 0)
+    assert step_counts.produced == produced > 300
+    assert step_counts.ghost == state.ghost == produced - step_counts.open
+    assert (step_counts.lost, step_counts.trained) == (0, 0)
     assert not (tmp_path / "Goal").exists()
 
 
@@ -291,9 +291,9 @@ async def test_a_player_without_a_number_comes_back_and_plays_on(tmp_path: Path)
         await anyio.sleep(0.5)
         await graph.kill("learning-Goal")
         await anyio.sleep(0.5)
-        state, books, _ = await stopped(graph)
+        state, step_counts, _ = await stopped(graph)
         tasks.cancel_scope.cancel()
     assert state.start == "learning-Goal.t-2"
     assert state.ghost > 300
-    assert books.produced == books.ghost + books.lost + books.open
-    assert books.produced == sum(graph.counts.values())
+    assert step_counts.produced == step_counts.ghost + step_counts.lost + step_counts.open
+    assert step_counts.produced == sum(graph.counts.values())

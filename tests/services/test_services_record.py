@@ -213,11 +213,11 @@ def test_a_simulator_that_dials_in(tmp_path: Path, capsys: pytest.CaptureFixture
     """Without simulators in the configuration the command says where it waits."""
     address = f"unix://{tmp_path}/socket"
     config = configuration(tmp_path, "Hand", [], address=address)
-    guest = threading.Thread(target=play, args=(Played("tells"), address))
-    guest.start()
+    simulator = threading.Thread(target=play, args=(Played("tells"), address))
+    simulator.start()
     found = record(tmp_path, config, "--manual", "--episodes", "1")
-    guest.join(20)
-    assert not guest.is_alive()
+    simulator.join(20)
+    assert not simulator.is_alive()
     assert found is not None
     assert found.columns["lengths"].tolist() == [3]
     assert f"waiting for a simulator at {address}" in capsys.readouterr().out

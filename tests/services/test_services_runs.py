@@ -29,9 +29,9 @@ def finish(training: Training) -> dict[str, int]:
     summary = training.summary
     assert summary["status"] == "completed", summary
     assert summary["error"] is None
-    books: dict[str, int] = summary["behaviors"]["Balance"]["books"]
-    assert balanced(books), books
-    return books
+    step_counts: dict[str, int] = summary["behaviors"]["Balance"]["step_counts"]
+    assert balanced(step_counts), step_counts
+    return step_counts
 
 
 def kill_and_stop(training: Training, part: str) -> dict[str, int]:
@@ -47,18 +47,18 @@ def kill_and_stop(training: Training, part: str) -> dict[str, int]:
     assert training.end() == 0, "\n".join(training.lines)
     assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == [part]
     assert training.summary["status"] == "stopped"
-    books: dict[str, int] = training.summary["behaviors"]["Balance"]["books"]
-    assert balanced(books), books
-    return books
+    step_counts: dict[str, int] = training.summary["behaviors"]["Balance"]["step_counts"]
+    assert balanced(step_counts), step_counts
+    return step_counts
 
 
 def test_a_run_completes_with_balanced_books_and_all_its_files(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=20_000)))
-    books = finish(training)
+    step_counts = finish(training)
     figures = training.summary["behaviors"]["Balance"]
-    assert figures["steps"] == books["trained"] >= 20_000
-    assert books["lost"] == books["stale"] == books["ghost"] == 0
-    assert books["produced"] == training.simulator_steps()
+    assert figures["steps"] == step_counts["trained"] >= 20_000
+    assert step_counts["lost"] == step_counts["stale"] == step_counts["ghost"] == 0
+    assert step_counts["produced"] == training.simulator_steps()
     assert 0 <= figures["lag"]["mean"] <= 1.1
     assert figures["lag"]["max"] <= 2
     assert figures["episodes"] > 0
@@ -106,20 +106,20 @@ def incidents(training: Training) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Balance", "monitor"])
 def test_a_killed_service_comes_back_and_the_books_count_what_it_took(tmp_path: Path, part: str) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
-    books = kill_and_stop(training, part)
-    unheard = training.simulator_steps() - books["produced"]  # died before anybody else had heard of them
+    step_counts = kill_and_stop(training, part)
+    unheard = training.simulator_steps() - step_counts["produced"]  # died before anybody else had heard of them
     assert unheard == 0 or (unheard > 0 and part == "stepping-0")
     least, most = bounds(training, part)
-    assert least <= books["lost"] + unheard <= most
+    assert least <= step_counts["lost"] + unheard <= most
     found = incidents(training)
-    assert sum(entry["steps"] for entry in found) == books["lost"]
+    assert sum(entry["steps"] for entry in found) == step_counts["lost"]
     assert {entry["stage"] for entry in found} <= {part.partition("-")[0]}
 
 
 def test_a_killed_simulator_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
-    books = kill_and_stop(training, "simulator-0")
-    assert books["lost"] == 0
+    step_counts = kill_and_stop(training, "simulator-0")
+    assert step_counts["lost"] == 0
 
 
 def test_nothing_outlives_a_killed_supervisor_and_resume_goes_on(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_nothing_outlives_a_killed_supervisor_and_resume_goes_on(tmp_path: Path)
     assert not alive
     further = CheckpointFolder(training.directory, "Balance").noted_version() * BUFFER + 20_000  # than it came
     resumed = Training(tmp_path, file, "--resume", "--max-steps", str(further))
-    books = finish(resumed)
-    assert books["trained"] >= further
+    step_counts = finish(resumed)
+    assert step_counts["trained"] >= further
     assert any(entry["event"] == "restored" for entry in learner_log(resumed))
     # Of each part what it held, which was all in flight. The books on disk are a moment old: of the update that had
     # just ended they may not have known the steps.
     rolled = rolled_back(resumed) * BUFFER
-    assert max(1, rolled - BUFFER) <= books["lost"] <= rolled + IN_FLIGHT
+    assert max(1, rolled - BUFFER) <= step_counts["lost"] <= rolled + IN_FLIGHT
 
 
 def test_the_first_interrupt_stops_in_order_and_keeps_a_checkpoint(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_first_interrupt_stops_in_order_and_keeps_a_checkpoint(tmp_path: Pat
     assert summary["status"] == "stopped"
     figures = summary["behaviors"]["Balance"]
     assert Path(figures["checkpoint"]).is_dir()
-    assert balanced(figures["books"])
+    assert balanced(figures["step_counts"])
 
 
 def test_the_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import torch
 from trio.testing import MockClock
 
 from sparring.pipeline.games.duel import Duel
-from tests.services.self_play_runs import KINDS, Play, check_books, check_no_resets, plain_settings, same_order, whole
+from tests.services.self_play_runs import (
+    KINDS,
+    Play,
+    check_no_resets,
+    check_step_counts,
+    plain_settings,
+    same_order,
+    whole,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +69,9 @@ async def returns(folder: Path, kind: str, discrete: bool, steps: int, **rules: 
 
 
 def _check(play: Play, steps: int) -> None:
-    for books in check_books(play).values():
-        assert books["trained"] <= steps + BUFFER
-        assert books["lost"] == 0
+    for step_counts in check_step_counts(play).values():
+        assert step_counts["trained"] <= steps + BUFFER
+        assert step_counts["lost"] == 0
     check_no_resets(play)
 
 

@@ -41,9 +41,9 @@ def one_thread() -> Iterator[None]:
 def assigned(play: Play) -> list[tuple[int, int, int, dict[str, int]]]:
     """Serial, number, team and ghosts of every draw, in the order in which they were told."""
     return [
-        (assignment.serial, draw.number, draw.team, draw.ghosts)
+        (assignment.serial, matchup.number, matchup.team, matchup.ghosts)
         for assignment in play.witness.assignments
-        for draw in assignment.draws
+        for matchup in assignment.matchups
     ]
 
 
@@ -80,11 +80,11 @@ async def test_the_same_seed_gives_the_same_weights_opponents_and_matches(
         play = await whole(tmp_path_factory.mktemp("run"), games, plain, frame_s=frame_s)
         check_all(play)
         found.append((weights(play), assigned(play), play.table))
-    (first, draws, table), (second, same_draws, same_table) = found
+    (first, matchups, table), (second, same_draws, same_table) = found
     assert all(first)
     assert first == second
-    assert draws == same_draws
-    assert len({serial for serial, *_ in draws}) >= 3
+    assert matchups == same_draws
+    assert len({serial for serial, *_ in matchups}) >= 3
     for name in one.names:
         compare(table, same_table, name)
 
@@ -103,13 +103,13 @@ async def test_another_seed_gives_other_weights_and_opponents(tmp_path_factory: 
 
 def compare(table: list[dict[str, Any]], other: list[dict[str, Any]], name: str) -> None:
     """The matches of a learner are the same, as far as both tables go: nobody promises when the last ones end."""
-    own, same = ([_untold(line) for line in one if name in line["players"].values()] for one in (table, other))
+    own, same = ([_unreported(line) for line in one if name in line["players"].values()] for one in (table, other))
     common = min(len(own), len(same))
     assert own[:common] == same[:common]
     assert common > 2
 
 
-def _untold(line: dict[str, Any]) -> dict[str, Any]:
+def _unreported(line: dict[str, Any]) -> dict[str, Any]:
     """A match without the name of the start that told of it."""
     return {key: value for key, value in line.items() if key != "source"}
 
@@ -131,10 +131,10 @@ def outcome(folder: Path, file: Path, run_id: str, *arguments: str) -> tuple[lis
     assert training.end() == 0, "\n".join(training.lines)
     behaviors = training.summary["behaviors"]
     for figures in behaviors.values():
-        assert balanced(figures["books"])
-        assert figures["books"]["ghost"] > 0
-    draws = saved_rules(training.directory)["draws"]
-    return [figures["weights_sha256"] for figures in behaviors.values()], draws, match_table(training.directory)
+        assert balanced(figures["step_counts"])
+        assert figures["step_counts"]["ghost"] > 0
+    matchups = saved_rules(training.directory)["matchups"]
+    return [figures["weights_sha256"] for figures in behaviors.values()], matchups, match_table(training.directory)
 
 
 @pytest.mark.slow

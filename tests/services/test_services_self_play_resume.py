@@ -17,7 +17,7 @@ import torch
 import yaml
 from trio.testing import MockClock
 
-from sparring.pipeline.messages.service import PolicyWeights, RunState
+from sparring.pipeline.messages.state import PolicyWeights, RunState
 from tests.services.self_play_runs import (
     KINDS,
     SELF_PLAY,
@@ -92,8 +92,8 @@ async def until_dead(folder: Path, kind: str, weights: int) -> Play:
         play = await begin(tasks, stack, folder, [one.game(), one.game()], plain_settings(one))
         seen: list[PolicyWeights] = []
 
-        def enough(board: str, _key: str, record: Any) -> bool:
-            if board.startswith("policy-") and isinstance(record, PolicyWeights):
+        def enough(topic: str, _key: str, record: Any) -> bool:
+            if topic.startswith("policy-") and isinstance(record, PolicyWeights):
                 seen.append(record)
             return len(seen) >= weights
 
@@ -144,9 +144,9 @@ async def test_a_run_goes_on_with_the_pool_ratings_team_and_counters_that_it_had
     keys = [(line["source"], line["match"]) for line in play.table]
     assert len(keys) == len(set(keys)) == play.saved["matches"]
     for name in play.graph.names:
-        books = play.graph.books(name)
-        assert balanced(books)
-        assert books["trained"] >= 2 * STEPS
+        step_counts = play.graph.step_counts(name)
+        assert balanced(step_counts)
+        assert step_counts["trained"] >= 2 * STEPS
 
 
 # ---------------------------------------------------------------- real processes
@@ -193,12 +193,12 @@ def check_ended(training: Duels, status: str) -> dict[str, int]:
     """It ended in order, and no match is rated twice; returns the books."""
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == status
-    books: dict[str, int] = training.summary["behaviors"]["Goal"]["books"]
-    assert books["ghost"] > 0
+    step_counts: dict[str, int] = training.summary["behaviors"]["Goal"]["step_counts"]
+    assert step_counts["ghost"] > 0
     table = match_table(training.directory)
     keys = [(line["source"], line["match"]) for line in table]
     assert len(keys) == len(set(keys)) == saved_rules(training.directory)["matches"]
-    return books
+    return step_counts
 
 
 @pytest.mark.slow
@@ -218,9 +218,9 @@ def test_a_run_whose_processes_were_all_killed_goes_on_from_its_saved_state(tmp_
     assert pool
     assert before["changes"] >= 1
     again = Duels(tmp_path, str(file), "--resume", "--max-steps", str(before["sides"]["Goal"]["trained"] + 8192))
-    books = check_ended(again, "completed")
-    assert balanced(books), str(books)
-    assert books["trained"] >= before["sides"]["Goal"]["trained"]
+    step_counts = check_ended(again, "completed")
+    assert balanced(step_counts), str(step_counts)
+    assert step_counts["trained"] >= before["sides"]["Goal"]["trained"]
     check_lost_nothing(saved_rules(again.directory), before)
     assert match_table(again.directory)[: before["matches"]] == table[: before["matches"]]
     since = again.service_log("coordination", "assigned")[len(told) :]
@@ -239,10 +239,10 @@ def test_coordination_that_was_killed_goes_on_by_itself(tmp_path: Path) -> None:
     before = saved_rules(training.directory)
     training.reaches(training.steps() + 10_000)
     training.process.send_signal(signal.SIGINT)
-    books = check_ended(training, "stopped")
-    assert balanced(books), str(books)
-    assert books["lost"] == 0
-    assert books["produced"] == training.simulator_steps()
+    step_counts = check_ended(training, "stopped")
+    assert balanced(step_counts), str(step_counts)
+    assert step_counts["lost"] == 0
+    assert step_counts["produced"] == training.simulator_steps()
     assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == ["coordination"]
     assert not training.service_log("learning-Goal", "restored")
     check_lost_nothing(saved_rules(training.directory), before)

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from sparring.pipeline.games.duel import Duel
 from sparring.pipeline.games.soccer import Soccer
 from sparring.pipeline.messages.matches import MatchupAssignment
-from sparring.pipeline.messages.service import LearnerState, PolicyWeights
+from sparring.pipeline.messages.state import LearnerState, PolicyWeights
 from sparring.pipeline.simulation.game import Game
 from tests.services.self_play_runs import (
     BUFFER,
@@ -72,13 +72,13 @@ async def test_books_balance_and_ghosts_are_counted_and_never_learned_from(
     """Teams take turns, opponents change, and no simulator is reset for it."""
     one = KINDS[kind]
     play = await whole(tmp_path, [one.game(), one.game()], plain_settings(one, mode=mode))
-    for name, books in check_all(play).items():
-        assert STEPS <= books["trained"] < STEPS + 2 * BUFFER
-        assert books["lost"] == 0
-        assert books["ghost"] > STEPS / 3
-        assert books["produced"] == counted(play, name)
+    for name, step_counts in check_all(play).items():
+        assert STEPS <= step_counts["trained"] < STEPS + 2 * BUFFER
+        assert step_counts["lost"] == 0
+        assert step_counts["ghost"] > STEPS / 3
+        assert step_counts["produced"] == counted(play, name)
     assert len(play.witness.teams) >= 3
-    assert len({tuple(sorted(draw.ghosts.items())) for draw in play.witness.draws.values()}) >= 4
+    assert len({tuple(sorted(matchup.ghosts.items())) for matchup in play.witness.matchups.values()}) >= 4
 
 
 # ---------------------------------------------------------------- crashes
@@ -95,7 +95,7 @@ def team_changed() -> Seen:
 
     def seen(_board: str, _key: str, record: Any) -> bool:
         if isinstance(record, MatchupAssignment):
-            teams.append(record.draws[0].team)
+            teams.append(record.matchups[0].team)
         return len(set(teams)) > 1
 
     return seen
@@ -103,8 +103,8 @@ def team_changed() -> Seen:
 
 def snapshot_due() -> Seen:
     """Weights are out that will be kept and change the team, and nobody has heard of them."""
-    return lambda board, _key, record: (
-        board.startswith("policy-") and isinstance(record, PolicyWeights) and record.trained >= SELF_PLAY["team_change"]
+    return lambda topic, _key, record: (
+        topic.startswith("policy-") and isinstance(record, PolicyWeights) and record.trained >= SELF_PLAY["team_change"]
     )
 
 
@@ -158,14 +158,14 @@ async def test_a_part_that_dies_leaves_balanced_books_and_one_history(
 ) -> None:
     """Nothing goes back, no match is rated twice, and who dies takes no more than was in flight."""
     play = await disturbed(tmp_path, kind, part, moment)
-    for name, books in check_all(play).items():
-        assert books["trained"] >= STEPS
+    for name, step_counts in check_all(play).items():
+        assert step_counts["trained"] >= STEPS
         if part in ("coordination", "link"):
-            assert books["lost"] == 0
+            assert step_counts["lost"] == 0
         elif part != "learner":
-            assert books["lost"] <= MEETS + 16
+            assert step_counts["lost"] <= MEETS + 16
         if part != "stepping-0":
-            assert books["produced"] == counted(play, name)
+            assert step_counts["produced"] == counted(play, name)
 
 
 @pytest.mark.anyio
@@ -174,8 +174,8 @@ async def test_a_part_that_dies_leaves_balanced_books_and_one_history(
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 async def test_a_part_that_dies_in_lockstep_leaves_one_history(tmp_path: Path, kind: str, part: str) -> None:
     play = await disturbed(tmp_path, kind, part, "team_changed", "lockstep")
-    for books in check_all(play).values():
-        assert books["trained"] >= STEPS
+    for step_counts in check_all(play).values():
+        assert step_counts["trained"] >= STEPS
 
 
 # ---------------------------------------------------------------- who meets whom
@@ -232,12 +232,12 @@ async def test_no_match_ever_meets_two_versions(tmp_path: Path, kind: str) -> No
     rules = SELF_PLAY | {"swap_steps": 16, "team_change": 64}
     play = await whole(tmp_path, [one.game(), one.game()], plain_settings(one, self_play=rules))
     check_all(play)
-    lives: dict[tuple[str, int], set[int]] = {}
+    agent_episodes: dict[tuple[str, int], set[int]] = {}
     for record in play.witness.received[f"updates:{one.names[0]}"]:
-        if record.draws is None:
+        if record.matchups is None:
             continue
-        for agent, draw in zip(record.agents.tolist(), record.draws.tolist(), strict=True):
-            lives.setdefault((record.source, agent), set()).add(draw)
-    assert len(lives) > 10
-    assert all(len(draws) == 1 for draws in lives.values())
-    assert len({draw for draws in lives.values() for draw in draws}) >= 6
+        for agent, matchup in zip(record.agents.tolist(), record.matchups.tolist(), strict=True):
+            agent_episodes.setdefault((record.source, agent), set()).add(matchup)
+    assert len(agent_episodes) > 10
+    assert all(len(matchups) == 1 for matchups in agent_episodes.values())
+    assert len({matchup for matchups in agent_episodes.values() for matchup in matchups}) >= 6

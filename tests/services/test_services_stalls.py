@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from sparring.pipeline.games.goal import Goal
-from sparring.pipeline.monitoring.overview import BOOKS
+from sparring.pipeline.monitoring.overview import STEP_COUNTS
 from sparring.pipeline.monitoring.stalls import Stalls
 from sparring.services.process.runtime import inline
 from tests.services.services_graph import Graph, begin
@@ -155,7 +155,7 @@ async def test_a_learner_whose_thread_hangs_is_named_restarted_and_the_run_compl
 async def test_beyond_the_budget_the_run_ends_with_its_cause_and_the_newest_checkpoint(tmp_path: Path) -> None:
     released = anyio.Event()
     figures = {"steps": 0, "steps_per_s": 0.0, "updates": 0, "episodes": 0, "reward_mean_last100": None}
-    figures |= {"books": dict.fromkeys(BOOKS, 0), "lag_mean": None, "lag_max": None}
+    figures |= {"step_counts": dict.fromkeys(STEP_COUNTS, 0), "lag_mean": None, "lag_max": None}
     (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": figures}}}))
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:

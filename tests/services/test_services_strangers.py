@@ -110,9 +110,9 @@ async def test_a_stranger_is_told_what_is_wrong_and_the_run_goes_on(tmp_path: Pa
         assert fault.expected
         assert fault.remedy
         assert fault.remedy.startswith(REMEDIES.get(name, ""))
-        books = await graph.finish()
-        assert books["trained"] >= 600
-        assert books["lost"] == 0
-        assert books["produced"] == sum(value for term, value in books.items() if term != "produced")
-        assert graph.counts[0] <= books["produced"] <= graph.counts[0] + 1
+        step_counts = await graph.finish()
+        assert step_counts["trained"] >= 600
+        assert step_counts["lost"] == 0
+        assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
+        assert graph.counts[0] <= step_counts["produced"] <= graph.counts[0] + 1
         tasks.cancel_scope.cancel()

@@ -39,7 +39,7 @@ def finished_run(folder: Path, kind: str = "symmetric", behavior: str = "Goal", 
     settings = parse_settings(yaml.safe_dump(plain), "test").settings
     folder.mkdir(parents=True)
     build(settings, run_id=folder.name, directory=folder, seed=3).save()
-    specs = {BehaviorId.parse(seat).name: spec for seat, spec in Duel(**options).behaviors().items()}  # type: ignore[arg-type]
+    specs = {BehaviorId.parse(behavior_id).name: spec for behavior_id, spec in Duel(**options).behaviors().items()}  # type: ignore[arg-type]
     for name, spec in specs.items():
         for number in range(checkpoints):
             learner = Learner(name, spec, settings.behaviors[name], seed=3 + number)

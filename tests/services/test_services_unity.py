@@ -169,11 +169,11 @@ def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -
     assert training.end() == 0, "\n".join(training.lines)
     result = training.summary
     names = (behaviors,) if isinstance(behaviors, str) else behaviors
-    books = [result["behaviors"][name]["books"] for name in names]
+    step_counts = [result["behaviors"][name]["step_counts"] for name in names]
     assert result["status"] == "completed"
-    assert all(map(balanced, books)), books
-    assert not any(one["lost"] for one in books)
-    assert sum(one["produced"] for one in books) == training.simulator_steps()
+    assert all(map(balanced, step_counts)), step_counts
+    assert not any(one["lost"] for one in step_counts)
+    assert sum(one["produced"] for one in step_counts) == training.simulator_steps()
     assert not [entry for entry in training.log() if entry["event"] == "failed"]
     for number in range(count):
         assert "quit: quit" in (training.directory / "run_logs" / f"Player-{number}.log").read_text()
@@ -264,8 +264,8 @@ def test_teams_against_each_other_and_a_behavior_that_appears_late(tmp_path: Pat
     played = train(tmp_path, teams, soccer, 1, "--in-process", run_id="soccer")
     trained = train(tmp_path, late, zoo, 1, "--in-process", run_id="zoo")
     finished(played, "SoccerTwos", 1)
-    books = played.summary["behaviors"]["SoccerTwos"]["books"]
-    assert (books["trained"] >= 600, books["ghost"] > 200) == (True, True)
+    step_counts = played.summary["behaviors"]["SoccerTwos"]["step_counts"]
+    assert (step_counts["trained"] >= 600, step_counts["ghost"] > 200) == (True, True)
     rewards = [line["group_reward"] for line in intervals(played, "SoccerTwos")]
     assert set(rewards) - {None} == {0}, "what one team wins the other loses; an interval may see no end of an episode"
     finished(trained, ("Zoo", "Late"), 1)
@@ -349,10 +349,10 @@ def test_one_killed_one_stalled_one_that_sends_nan_and_one_that_goes_on(tmp_path
     steps = [line["step"] for line in intervals(training, "Balance")]
     assert steps == sorted(set(steps))
 
-    books = training.summary["behaviors"]["Balance"]["books"]
+    step_counts = training.summary["behaviors"]["Balance"]["step_counts"]
     assert training.summary["status"] == "stopped"
-    assert balanced(books), books
-    assert (books["produced"] > 0, books["lost"]) == (True, 0)
+    assert balanced(step_counts), step_counts
+    assert (step_counts["produced"] > 0, step_counts["lost"]) == (True, 0)
     _, left = psutil.wait_procs(family, timeout=5)
     assert not left
 

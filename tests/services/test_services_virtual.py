@@ -32,8 +32,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def balance(books: dict[str, int]) -> None:
-    assert books["produced"] == sum(value for term, value in books.items() if term != "produced"), str(books)
+def balance(step_counts: dict[str, int]) -> None:
+    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), str(
+        step_counts
+    )
 
 
 def lag_of(graph: Graph) -> Any:
@@ -45,11 +47,11 @@ def lag_of(graph: Graph) -> Any:
 async def test_overlap_trains_to_the_end_with_balanced_books(tmp_path: Path, count: int) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(count)])
-        books = await graph.finish()
-        balance(books)
-        assert books["trained"] >= 1000
-        assert books["lost"] == books["stale"] == 0
-        assert sum(graph.counts.values()) == books["produced"]
+        step_counts = await graph.finish()
+        balance(step_counts)
+        assert step_counts["trained"] >= 1000
+        assert step_counts["lost"] == step_counts["stale"] == 0
+        assert sum(graph.counts.values()) == step_counts["produced"]
         assert highest(lag_of(graph)) <= 2
         assert not graph.faults
         tasks.cancel_scope.cancel()
@@ -64,10 +66,10 @@ async def test_lockstep_has_no_lag_and_repeats_itself(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
             graph = await begin(tasks, stack, folder, [Goal(areas=AGENTS) for _ in range(3)], mode="lockstep")
             graph.frame_s = frame_s
-            books = await graph.finish()
-            balance(books)
+            step_counts = await graph.finish()
+            balance(step_counts)
             assert mean(lag_of(graph)) == 0
-            assert books["open"] <= 3 * AGENTS  # the round that went over the end
+            assert step_counts["open"] <= 3 * AGENTS  # the round that went over the end
             digests.append(graph.latest("learning-Goal", "state").weights_sha256)
             tasks.cancel_scope.cancel()
     assert digests[0] == digests[1]
@@ -84,15 +86,15 @@ async def test_a_killed_service_comes_back_and_the_books_balance(
         graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(2)], mode=mode, max_steps=4000)
         await anyio.sleep(after_s)
         await graph.kill(part)
-        books = await graph.finish()
+        step_counts = await graph.finish()
         print(graph.picture())
-        balance(books)
-        assert books["trained"] >= 4000
+        balance(step_counts)
+        assert step_counts["trained"] >= 4000
         bound = {
             "stepping-0": 2 * AGENTS * 66,
             "assembly": 2 * 64 + 2 * AGENTS,
             "coordination": 0,
             "learning-Goal": 4000,
         }
-        assert books["lost"] <= bound[part]
+        assert step_counts["lost"] <= bound[part]
         tasks.cancel_scope.cancel()

@@ -200,7 +200,7 @@ def test_good_steps_break_no_rule() -> None:
     )
     assert watch.findings == {}
     assert watch.ended == 5
-    assert set(watch.lives[WALK]) == {9}
+    assert set(watch.agent_episodes[WALK]) == {9}
 
 
 def test_random_actions_are_legal_and_cover_what_is_allowed() -> None:

@@ -15,12 +15,12 @@ SYMMETRIC = ("Goal?team=0", "Goal?team=1")
 ASYMMETRIC = ("Goal?team=0", "GoalRival?team=1")
 
 
-@pytest.mark.parametrize(("asymmetric", "seats"), [(False, SYMMETRIC), (True, ASYMMETRIC)])
-def test_each_team_has_a_seat(asymmetric: bool, seats: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("asymmetric", "behavior_ids"), [(False, SYMMETRIC), (True, ASYMMETRIC)])
+def test_each_team_has_a_seat(asymmetric: bool, behavior_ids: tuple[str, ...]) -> None:
     """Symmetric: one name with two teams. Asymmetric: two names."""
-    parsed = [BehaviorId.parse(seat) for seat in Duel(asymmetric=asymmetric).behaviors()]
+    parsed = [BehaviorId.parse(behavior_id) for behavior_id in Duel(asymmetric=asymmetric).behaviors()]
     assert [(one.name, one.team) for one in parsed] == [
-        (BehaviorId.parse(s).name, team) for team, s in enumerate(seats)
+        (BehaviorId.parse(s).name, team) for team, s in enumerate(behavior_ids)
     ]
 
 
@@ -58,7 +58,7 @@ def test_each_side_is_paid_for_what_it_does_itself() -> None:
     """One side always walks to its goal, the other one away from it: neither changes what the other earns."""
     game = Duel(areas=2)
     reports = game.reset({}, 1)
-    earned: dict[str, list[float]] = {seat: [] for seat in game.behaviors()}
+    earned: dict[str, list[float]] = {behavior_id: [] for behavior_id in game.behaviors()}
     for _ in range(60):
         signs = (1.0, -1.0)
         acts = {r.behavior: actions_towards(r, sign) for r, sign in zip(reports, signs, strict=True)}
@@ -96,8 +96,8 @@ def test_a_reset_without_a_seed_goes_on_with_other_goals() -> None:
 
 def test_the_registry_makes_it_with_its_options() -> None:
     game = make("duel", 2, asymmetric=True, discrete=True, behavior="Race")
-    assert [str(BehaviorId.parse(seat)) for seat in game.behaviors()] == [
-        str(BehaviorId.parse(seat)) for seat in ("Race?team=0", "RaceRival?team=1")
+    assert [str(BehaviorId.parse(behavior_id)) for behavior_id in game.behaviors()] == [
+        str(BehaviorId.parse(behavior_id)) for behavior_id in ("Race?team=0", "RaceRival?team=1")
     ]
     (spec, _) = game.behaviors().values()
     assert spec.actions.discrete == (2,)

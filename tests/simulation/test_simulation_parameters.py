@@ -12,13 +12,13 @@ import pytest
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.games.balance import Balance
 from sparring.pipeline.games.goal import Goal
-from sparring.pipeline.messages.samplers import draws
+from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Bye, Fault, Reset, Sampler, Step
 from sparring.pipeline.simulation import BehaviorReport, Parameters, run
 from tests.simulation.simulation_helpers import Trainer, act_for
 
 UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0), seed=4)
-FIRST = list(itertools.islice(draws(UNIFORM), 9))
+FIRST = list(itertools.islice(samples(UNIFORM), 9))
 
 
 def parameters(numbers: Mapping[str, float], **samplers: Sampler) -> Parameters:
@@ -75,7 +75,7 @@ def test_a_sampler_that_stays_the_same_goes_on_with_its_draws() -> None:
     assert [*drawn, made["wind"]] == FIRST[:3]
     assert "mass" not in made
     made.replace({"wind": 0.1}, {"wind": replace(UNIFORM, seed=5)})
-    assert made["wind"] == next(draws(replace(UNIFORM, seed=5)))
+    assert made["wind"] == next(samples(replace(UNIFORM, seed=5)))
 
 
 class Asking(Goal):

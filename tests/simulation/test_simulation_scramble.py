@@ -39,16 +39,16 @@ def views(reports: Reports) -> np.ndarray:
     return np.stack([report.decisions.observations[0] for report in reports], 1)
 
 
-def copied(game: Scramble, places: np.ndarray, seats: list[int]) -> Scramble:
+def copied(game: Scramble, places: np.ndarray, behavior_ids: list[int]) -> Scramble:
     """Another game in the same state, with [2, 2] `places` applied to the arena, and agents moved to other seats."""
-    other = Scramble(len(game._areas), teams=len(seats))
+    other = Scramble(len(game._areas), teams=len(behavior_ids))
     other.reset({}, 0)
     for name in ("_places", "_velocities"):
-        setattr(other, name, (getattr(game, name) @ places.T)[:, seats])
+        setattr(other, name, (getattr(game, name) @ places.T)[:, behavior_ids])
     other._pellets = game._pellets @ places.T
     ahead = np.stack([np.cos(game._headings), np.sin(game._headings)], -1) @ places.T
-    other._headings = np.arctan2(ahead[..., 1], ahead[..., 0])[:, seats]
-    other._taken = game._taken[:, seats].copy()
+    other._headings = np.arctan2(ahead[..., 1], ahead[..., 0])[:, behavior_ids]
+    other._taken = game._taken[:, behavior_ids].copy()
     other._ages = game._ages.copy()
     return other
 
@@ -204,29 +204,29 @@ def test_what_an_agent_sees_is_in_its_own_frame_with_the_nearest_first() -> None
 @given(
     seed=st.integers(0, 2**31 - 1),
     angle=st.floats(-3, 3),
-    seats=st.permutations([0, 1, 2]),
+    behavior_ids=st.permutations([0, 1, 2]),
     mirrored=st.booleans(),
 )
-def test_every_seat_sees_the_same_game(seed: int, angle: float, seats: list[int], mirrored: bool) -> None:
+def test_every_seat_sees_the_same_game(seed: int, angle: float, behavior_ids: list[int], mirrored: bool) -> None:
     """The arena turned, mirrored, seats exchanged: whoever stands there sees what was seen there, and goes on so."""
     random = np.random.default_rng(seed)
     game = Scramble(2)
     game.reset({}, seed)
     turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     left = -1 if mirrored else 1
-    other = copied(game, turned @ np.diag([1, left]), seats)
+    other = copied(game, turned @ np.diag([1, left]), behavior_ids)
     signs = np.ones(game._observe().shape[-1])
     signs[[1, 3, *range(7, 22, 2)]] = left
     turns = np.array([0, 2, 1] if mirrored else [0, 1, 2])
     for _ in range(30):
-        np.testing.assert_allclose(other._observe(), game._observe()[:, seats] * signs, atol=1e-5)
+        np.testing.assert_allclose(other._observe(), game._observe()[:, behavior_ids] * signs, atol=1e-5)
         before = game._taken.sum()
         chosen = random.integers(0, 3, (2, 3, 2))
         game.step(actions(chosen))
-        theirs = chosen[:, seats].copy()
+        theirs = chosen[:, behavior_ids].copy()
         theirs[..., 1] = turns[theirs[..., 1]]
         other.step(actions(theirs))
-        np.testing.assert_array_equal(other._taken, game._taken[:, seats])
+        np.testing.assert_array_equal(other._taken, game._taken[:, behavior_ids])
         if game._taken.sum() > before:
             return  # another pellet appears wherever chance has it
 
@@ -243,18 +243,18 @@ def at_random(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return random.integers(0, 3, (len(seen), 2))
 
 
-@pytest.mark.parametrize("seat", [0, 1, 2])
-def test_who_runs_for_pellets_beats_who_does_not(seat: int) -> None:
+@pytest.mark.parametrize("behavior_id", [0, 1, 2])
+def test_who_runs_for_pellets_beats_who_does_not(behavior_id: int) -> None:
     """From every seat, nearly always."""
     game, random = Scramble(64), np.random.default_rng(0)
     policies: list[Policy] = [at_random] * 3
-    policies[seat] = greedy
+    policies[behavior_id] = greedy
     seen = views(game.reset({}, 0))
     for _ in range(MAX_STEPS):
         chosen = np.stack([policy(seen[:, team], random) for team, policy in enumerate(policies)], 1)
         reports = game.step(actions(chosen))
         seen = views(reports)
-    assert reports[seat].ends.outcomes.mean() > 0.95
+    assert reports[behavior_id].ends.outcomes.mean() > 0.95
     assert np.mean([report.ends.outcomes.mean() for report in reports]) == pytest.approx(0.5)
 
 

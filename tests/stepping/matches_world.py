@@ -11,15 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results
-from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
 from sparring.pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.stepper import Stepper, TickResult
 from sparring.pipeline.stepping.steps import SampledActions
 from tests.stepping.stepping_fakes import NO_MEMORY, SPEC, FakePolicy, Reader, Recorded
 
 Kind = Literal["ids", "groups", "singles"]
-Seats = tuple[str, ...]
+BehaviorIds = tuple[str, ...]
 LATEST = 0
 MUCH = 10**9
 
@@ -27,12 +28,12 @@ Row = tuple[float, bool, float]
 """Of one seat of a match: score, whether the simulator said so, final reward."""
 
 
-def team_of(seat: str) -> int:
-    return BehaviorId.parse(seat).team
+def team_of(behavior_id: str) -> int:
+    return BehaviorId.parse(behavior_id).team
 
 
-def name_of(seat: str) -> str:
-    return BehaviorId.parse(seat).name
+def name_of(behavior_id: str) -> str:
+    return BehaviorId.parse(behavior_id).name
 
 
 def observations(numbers: list[int]) -> tuple[Any, ...]:
@@ -64,32 +65,32 @@ class Draws:
     """Makes assignments in which no two draws and no two seats have the same ghost, so that an action names its draw.
 
     Args:
-        seats: all that there are.
+        behavior_ids: all that there are.
     """
 
-    def __init__(self, seats: Seats) -> None:
-        self.seats = seats
+    def __init__(self, behavior_ids: BehaviorIds) -> None:
+        self.behavior_ids = behavior_ids
         self.made: dict[int, Matchup] = {}
         self._serials = count(1)
         self._ghosts = count(1)
 
-    def assignment(self, team: int, draws: int = 1) -> MatchupAssignment:
-        return MatchupAssignment(serial=next(self._serials), draws=tuple(self._draw(team) for _ in range(draws)))
+    def assignment(self, team: int, matchups: int = 1) -> MatchupAssignment:
+        return MatchupAssignment(serial=next(self._serials), matchups=tuple(self._draw(team) for _ in range(matchups)))
 
     def _draw(self, team: int) -> Matchup:
         ghosts = {}
-        for seat in self.seats:
-            if team_of(seat) != team:
+        for behavior_id in self.behavior_ids:
+            if team_of(behavior_id) != team:
                 number = next(self._ghosts)
-                ghosts[seat] = number if number % 3 else -number  # some come from elsewhere
-        draw = Matchup(number=len(self.made) + 11, team=team, ghosts=ghosts)
-        self.made[draw.number] = draw
-        return draw
+                ghosts[behavior_id] = number if number % 3 else -number  # some come from elsewhere
+        matchup = Matchup(number=len(self.made) + 11, team=team, ghosts=ghosts)
+        self.made[matchup.number] = matchup
+        return matchup
 
 
-def player_of(draw: Matchup, seat: str) -> int:
+def player_of(matchup: Matchup, behavior_id: str) -> int:
     """Who acts for a seat."""
-    return LATEST if team_of(seat) == draw.team else draw.ghosts[seat]
+    return LATEST if team_of(behavior_id) == matchup.team else matchup.ghosts[behavior_id]
 
 
 @dataclass(eq=False)
@@ -102,7 +103,7 @@ class Contest:
     """
 
     key: int
-    seats: Seats
+    behavior_ids: BehaviorIds
     simulator: int
     possible: tuple[Matchup, ...] | None = None
     rows: dict[str, Row] = field(default_factory=dict)
@@ -113,18 +114,18 @@ class Contest:
         assert self.possible
         return self.possible[0].team
 
-    def narrow(self, seat: str, player: int) -> None:
+    def narrow(self, behavior_id: str, player: int) -> None:
         """`player` acted for a seat: it is the one of the only draw."""
         assert self.possible is not None
-        left = tuple(draw for draw in self.possible if player_of(draw, seat) == player)
-        assert left, f"{player} acts for {seat} in a match of {self.possible}"
+        left = tuple(matchup for matchup in self.possible if player_of(matchup, behavior_id) == player)
+        assert left, f"{player} acts for {behavior_id} in a match of {self.possible}"
         self.possible = left
 
 
 @dataclass(eq=False)
 class Player:
     agent: int
-    seat: str
+    behavior_id: str
     contest: Contest
     seen: int = 0
     acted: bool = False
@@ -134,7 +135,7 @@ class Player:
 
     @property
     def learns(self) -> bool:
-        return team_of(self.seat) == self.contest.team
+        return team_of(self.behavior_id) == self.contest.team
 
 
 class MatchSimulator:
@@ -143,7 +144,7 @@ class MatchSimulator:
     Attributes:
         contests: under way.
         over: those of which nobody was left.
-        lives: all so far.
+        agent_episodes: all so far.
     """
 
     def __init__(self, number: int, rng: random.Random, kind: Kind, sizes: dict[str, int], contests: int = 1) -> None:
@@ -152,7 +153,7 @@ class MatchSimulator:
         self.widths: dict[tuple[str, int], int] = {}  # what each policy carries
         self.contests: list[Contest] = []
         self.over: list[Contest] = []
-        self.lives: list[Player] = []
+        self.agent_episodes: list[Player] = []
         self.living: list[Player] = []
         self.asked: dict[str, list[Player]] = {}
         self.waiting = False
@@ -172,17 +173,20 @@ class MatchSimulator:
         assert not self.waiting
         self.waiting = self.fresh = True
         ending = self._ending() if self.sequence else []
-        reports = {seat: self._ends(seat, [one for one in ending if one.seat == seat]) for seat in self.sizes}
+        reports = {
+            behavior_id: self._ends(behavior_id, [one for one in ending if one.behavior_id == behavior_id])
+            for behavior_id in self.sizes
+        }
         self.living = [one for one in self.living if one not in ending]
         self._finish()
         self._begin()
-        seats = list(self.sizes)
-        self.rng.shuffle(seats)
+        behavior_ids = list(self.sizes)
+        self.rng.shuffle(behavior_ids)
         made = []
-        for seat in seats:
-            ends, decisions = reports[seat], self._decisions(seat)
+        for behavior_id in behavior_ids:
+            ends, decisions = reports[behavior_id], self._decisions(behavior_id)
             if ends is not None or decisions is not None:
-                made.append(BehaviorReport(behavior=seat, decisions=decisions, ends=ends))
+                made.append(BehaviorReport(behavior=behavior_id, decisions=decisions, ends=ends))
         step = Step(sequence=self.sequence, reports=tuple(made))
         self.sequence += 1
         return step
@@ -192,11 +196,11 @@ class MatchSimulator:
         if not self.fresh:
             return
         self.fresh = False
-        for one in self.lives:
+        for one in self.agent_episodes:
             one.taken = True
             if one.contest.possible is None:
-                draws = assignment.draws
-                own = draws if self.kind == "ids" else (draws[self.number % len(draws)],)
+                matchups = assignment.matchups
+                own = matchups if self.kind == "ids" else (matchups[self.number % len(matchups)],)
                 one.contest.possible = own
 
     def take(self, act: Act) -> None:
@@ -209,8 +213,8 @@ class MatchSimulator:
             asked = self.asked[actions.behavior]
             assert actions.agents.tolist() == [one.agent for one in asked]
             for one, (number, before) in zip(asked, actions.continuous.tolist(), strict=True):
-                one.contest.narrow(one.seat, int(number))
-                width = self.widths.get((name_of(one.seat), int(number)), 0)
+                one.contest.narrow(one.behavior_id, int(number))
+                width = self.widths.get((name_of(one.behavior_id), int(number)), 0)
                 assert before == (len(one.players) if width else NO_MEMORY), "what an agent carries is its own"
                 one.players.append(int(number))
                 one.acted = True
@@ -238,46 +242,48 @@ class MatchSimulator:
         if self.kind != "singles":
             for contest in list(self.contests):  # somebody comes later
                 if self.rng.random() < 0.2:
-                    present = {one.seat for one in self.living if one.contest is contest}
-                    empty = [seat for seat in contest.seats if seat not in present]
-                    self._join(contest, self.rng.choice(empty or contest.seats))
+                    present = {one.behavior_id for one in self.living if one.contest is contest}
+                    empty = [behavior_id for behavior_id in contest.behavior_ids if behavior_id not in present]
+                    self._join(contest, self.rng.choice(empty or contest.behavior_ids))
         for place in range(self.several):
             if self.sequence and self.rng.random() < 0.3:
                 continue
             if self.kind == "ids":
                 self._open(place + 5, tuple(self.sizes), self.sizes)
             elif self.kind == "groups":
-                for at, seat in enumerate(self.sizes):
-                    self._open(100 * (at + 1) + place, (seat,), self.sizes)
+                for at, behavior_id in enumerate(self.sizes):
+                    self._open(100 * (at + 1) + place, (behavior_id,), self.sizes)
             else:
-                for at, (seat, size) in enumerate(self.sizes.items()):
+                for at, (behavior_id, size) in enumerate(self.sizes.items()):
                     for agent in range(size):
-                        self._open(10_000 * (at + 1) + 100 * place + agent, (seat,), {seat: 1})
+                        self._open(10_000 * (at + 1) + 100 * place + agent, (behavior_id,), {behavior_id: 1})
 
-    def _open(self, key: int, seats: Seats, sizes: dict[str, int]) -> None:
+    def _open(self, key: int, behavior_ids: BehaviorIds, sizes: dict[str, int]) -> None:
         if any(contest.key == key for contest in self.contests):
             return
-        contest = Contest(key, seats, self.number)
+        contest = Contest(key, behavior_ids, self.number)
         self.contests.append(contest)
-        for seat in seats:
-            for _ in range(sizes[seat]):
-                self._join(contest, seat)
+        for behavior_id in behavior_ids:
+            for _ in range(sizes[behavior_id]):
+                self._join(contest, behavior_id)
 
-    def _join(self, contest: Contest, seat: str) -> None:
-        used = {one.agent for one in self.living if one.seat == seat}
+    def _join(self, contest: Contest, behavior_id: str) -> None:
+        used = {one.agent for one in self.living if one.behavior_id == behavior_id}
         free = [agent for agent in range(60) if agent not in used]
-        one = Player(self.rng.choice(free[:4]), seat, contest)
+        one = Player(self.rng.choice(free[:4]), behavior_id, contest)
         self.living.append(one)
-        self.lives.append(one)
+        self.agent_episodes.append(one)
 
     # ---------------------------------------------------------------- reports
 
-    def _decisions(self, seat: str) -> Decisions | None:
-        rows = [one for one in self.living if one.seat == seat and (not one.acted or self.rng.random() < 0.8)]
+    def _decisions(self, behavior_id: str) -> Decisions | None:
+        rows = [
+            one for one in self.living if one.behavior_id == behavior_id and (not one.acted or self.rng.random() < 0.8)
+        ]
         if not rows:
             return None
         self.rng.shuffle(rows)
-        self.asked[seat] = rows
+        self.asked[behavior_id] = rows
         rewards, shared = self._settle(rows)
         numbers = self._count(len(rows))
         for one, number in zip(rows, numbers, strict=True):
@@ -287,12 +293,12 @@ class MatchSimulator:
             agents=np.array([one.agent for one in rows], np.int64),
             observations=observations(numbers),
             rewards=rewards,
-            groups={"ids": keys * 10 + team_of(seat), "groups": keys, "singles": None}[self.kind],
+            groups={"ids": keys * 10 + team_of(behavior_id), "groups": keys, "singles": None}[self.kind],
             group_rewards=shared,
             matches=keys if self.kind == "ids" else None,
         )
 
-    def _ends(self, seat: str, ending: list[Player]) -> Ends | None:
+    def _ends(self, behavior_id: str, ending: list[Player]) -> Ends | None:
         if not ending:
             return None
         rewards, shared = self._settle(ending)
@@ -301,9 +307,9 @@ class MatchSimulator:
             rows = [row for row, one in enumerate(ending) if one.contest is contest]
             total = float(np.mean([rewards[row] + (0 if shared is None else shared[row]) for row in rows]))
             if said is None:
-                contest.rows[seat] = (0.5 + 0.5 * float(np.sign(total)), False, total)
+                contest.rows[behavior_id] = (0.5 + 0.5 * float(np.sign(total)), False, total)
             else:
-                contest.rows[seat] = (float(np.mean([said[row] for row in rows])), True, total)
+                contest.rows[behavior_id] = (float(np.mean([said[row] for row in rows])), True, total)
         return Ends(
             agents=np.array([one.agent for one in ending], np.int64),
             observations=observations(self._count(len(ending))),
@@ -332,12 +338,12 @@ class DrawReader(Reader):
 
     def __init__(self, carried: int = 0) -> None:
         super().__init__(carried)
-        self.draws: dict[int, int] = {}
+        self.matchups: dict[int, int] = {}
 
     def _join(self, joined: Any) -> None:
-        assert joined.draws is not None
-        for agent, draw in zip(joined.agents.tolist(), joined.draws.tolist(), strict=True):
-            assert self.draws.setdefault(agent, draw) == draw, "a life is played under one draw"
+        assert joined.matchups is not None
+        for agent, matchup in zip(joined.agents.tolist(), joined.matchups.tolist(), strict=True):
+            assert self.matchups.setdefault(agent, matchup) == matchup, "a life is played under one draw"
         super()._join(joined)
 
 
@@ -349,22 +355,22 @@ class MatchScene:
     """A stepper among simulators that play matches.
 
     Args:
-        seats: all that there are.
+        behavior_ids: all that there are.
         releasing: ghosts that are not in use are given up at each assignment.
         carried: what policies carry, by number modulo 3; the latest have the first.
     """
 
     def __init__(
         self,
-        seats: Seats,
+        behavior_ids: BehaviorIds,
         *,
         lockstep: bool = False,
         expected: int = 1,
         releasing: bool = False,
         carried: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        self.names = sorted({name_of(seat) for seat in seats})
-        self.draws = Draws(seats)
+        self.names = sorted({name_of(behavior_id) for behavior_id in behavior_ids})
+        self.matchups = Draws(behavior_ids)
         self.latest = {name: TaggedPolicy(LATEST, carried[0]) for name in self.names}
         self.ghosts: dict[tuple[str, int], TaggedPolicy] = {}
         self.stepper = Stepper(
@@ -383,9 +389,9 @@ class MatchScene:
 
     def assign(self, assignment: MatchupAssignment) -> MatchupAssignment:
         """An assignment is adopted, with its ghosts, as the process around the stepper does."""
-        for draw in assignment.draws:
-            for seat, number in draw.ghosts.items():
-                self._hold(name_of(seat), number)
+        for matchup in assignment.matchups:
+            for behavior_id, number in matchup.ghosts.items():
+                self._hold(name_of(behavior_id), number)
         self.stepper.matches.assignment = assignment
         if self.releasing:
             in_use = self.stepper.matches.in_use(self.stepper.behaviors)
@@ -397,11 +403,11 @@ class MatchScene:
         if (name, number) not in self.ghosts:
             self.ghosts[name, number] = TaggedPolicy(number, self.carried[number % 3])
 
-    def connect(self, key: int, simulator: MatchSimulator, permit: int = MUCH) -> MatchSimulator:
+    def connect(self, key: int, simulator: MatchSimulator, allowance: int = MUCH) -> MatchSimulator:
         self.stepper.connect(key, simulator.number, simulator.specs)
         self.simulators[key] = simulator
         for name in self.stepper.behaviors:
-            self.permit(name, permit)
+            self.grant(name, allowance)
         return simulator
 
     def disconnect(self, key: int) -> None:
@@ -415,9 +421,9 @@ class MatchScene:
         simulator.numbers_from(old)
         self.connect(key, simulator)
 
-    def permit(self, name: str, allowance: int, assignment: int = 0) -> None:
+    def grant(self, name: str, allowance: int, assignment: int = 0) -> None:
         self._serial += 1
-        self.stepper.permit(name, StepAllowance(serial=self._serial, allowance=allowance, assignment=assignment))
+        self.stepper.grant(name, StepAllowance(serial=self._serial, steps=allowance, assignment=assignment))
 
     def send(self, *keys: int) -> None:
         for key in keys:
@@ -462,7 +468,7 @@ class MatchScene:
             for actions in act.actions:
                 rows = self.simulators[key].asked[actions.behavior]
                 for one, number in zip(rows, actions.continuous[:, 0].astype(int).tolist(), strict=True):
-                    wanted.setdefault((name_of(one.seat), number), []).append(one.seen)
+                    wanted.setdefault((name_of(one.behavior_id), number), []).append(one.seen)
                     learning += number == LATEST
         for policy_key, policy in self._policies().items():
             passes = policy.saw[before.get(policy_key, 0) :]
@@ -476,29 +482,31 @@ class MatchScene:
     def everyone(self) -> list[MatchSimulator]:
         return [*self.simulators.values(), *self.gone]
 
-    def lives(self, name: str) -> list[Player]:
-        return [one for simulator in self.everyone() for one in simulator.lives if name_of(one.seat) == name]
+    def agent_episodes(self, name: str) -> list[Player]:
+        return [
+            one for simulator in self.everyone() for one in simulator.agent_episodes if name_of(one.behavior_id) == name
+        ]
 
     def check_steps(self) -> None:
         """Assembly heard of every step of those that learned, under their draw; and of nobody else."""
         for name, reader in self.readers.items():
-            lives, behavior = self.lives(name), self.stepper.behaviors[name]
-            learned = [one for one in lives if one.taken and one.learns and one.steps]
+            agent_episodes, behavior = self.agent_episodes(name), self.stepper.behaviors[name]
+            learned = [one for one in agent_episodes if one.taken and one.learns and one.steps]
             assert sorted(reader.steps) == sorted(one.steps for one in learned)
             assert behavior.produced == reader.completed == sum(len(one.steps) for one in learned)
-            ghosts = sum(len(one.steps) for one in lives if one.taken and not one.learns)
+            ghosts = sum(len(one.steps) for one in agent_episodes if one.taken and not one.learns)
             assert behavior.ghosts == self.stepper.state()[name].ghosts == ghosts
             told = [part.ghosts for part in self.parts if part.behavior == name]
             assert told == sorted(told)
             assert not told or told[-1] == ghosts
             by_first = {one.steps[0][0]: one for one in learned}
             for life in [*reader.past, *reader.slots.values()]:
-                draw = self.draws.made[reader.draws[life.agent]]
-                assert life.team == draw.team
+                matchup = self.matchups.made[reader.matchups[life.agent]]
+                assert life.team == matchup.team
                 if life.steps:
                     possible = by_first[life.steps[0][0]].contest.possible
                     assert possible is not None
-                    assert draw in possible
+                    assert matchup in possible
             table = behavior.table
             assert set(reader.slots) == set(np.flatnonzero(table.live & table.learning).tolist())
 
@@ -509,8 +517,8 @@ class MatchScene:
         for results in self.results:
             at = 0
             numbers += results.numbers.tolist()
-            columns = (results.draws, results.simulators, results.seats)
-            for draw, simulator, seats in zip(*(column.tolist() for column in columns), strict=True):
+            columns = (results.matchups, results.simulators, results.row_counts)
+            for matchup, simulator, behavior_ids in zip(*(column.tolist() for column in columns), strict=True):
                 rows = [
                     (
                         results.names[results.who[row]],
@@ -518,11 +526,11 @@ class MatchScene:
                         bool(results.explicit[row]),
                         round(float(results.rewards[row]), 3),
                     )
-                    for row in range(at, at + seats)
+                    for row in range(at, at + behavior_ids)
                 ]
-                if seats:  # else there was none: its simulator went away, or its learning team had nobody in it
-                    told.append((draw, simulator, tuple(sorted(rows))))
-                at += seats
+                if behavior_ids:  # else there was none: its simulator went away, or its learning team had nobody in it
+                    told.append((matchup, simulator, tuple(sorted(rows))))
+                at += behavior_ids
             assert at == len(results.who)
         assert len(set(numbers)) == len(numbers)
         return told
@@ -535,7 +543,9 @@ class MatchScene:
         told = Counter(self.told_matches())
         for simulator in self.everyone():
             for contest in simulator.over:
-                if contest.possible is None or all(team_of(seat) != contest.team for seat in contest.seats):
+                if contest.possible is None or all(
+                    team_of(behavior_id) != contest.team for behavior_id in contest.behavior_ids
+                ):
                     continue
                 rows = self._rows(simulator, contest)
                 found = next(one for one in contest.possible if told[one.number, simulator.number, rows])
@@ -543,7 +553,14 @@ class MatchScene:
         assert not +told, "nothing else was told"
 
     def _rows(self, simulator: MatchSimulator, contest: Contest) -> tuple[tuple[str, float, bool, float], ...]:
-        rows = [(seat, round(score, 4), said, round(reward, 3)) for seat, (score, said, reward) in contest.rows.items()]
+        rows = [
+            (behavior_id, round(score, 4), said, round(reward, 3))
+            for behavior_id, (score, said, reward) in contest.rows.items()
+        ]
         if simulator.kind != "ids":
-            rows += [(seat, -1.0, False, 0.0) for seat in simulator.sizes if team_of(seat) != contest.team]
+            rows += [
+                (behavior_id, -1.0, False, 0.0)
+                for behavior_id in simulator.sizes
+                if team_of(behavior_id) != contest.team
+            ]
         return tuple(sorted(rows))

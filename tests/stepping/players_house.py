@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
-from sparring.pipeline.messages.service import BehaviorSteps, LessonsState, StepAllowance
 from sparring.pipeline.messages.simulator import VERSION, Adopted, Bye, Fault, Hello, Player, Progress
+from sparring.pipeline.messages.state import LessonsState, StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, Registry
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec
@@ -132,13 +133,13 @@ class Witness:
     """Reads what leaves a stepper, slot by slot."""
 
     def __init__(self) -> None:
-        self.lives: list[AgentEpisode] = []
+        self.agent_episodes: list[AgentEpisode] = []
         self.results: list[Results] = []
         self._slots: dict[tuple[str, int], AgentEpisode] = {}
 
     def of(self, behavior: str) -> list[AgentEpisode]:
         """The lives of a behavior name."""
-        return [life for life in self.lives if life.behavior == behavior]
+        return [life for life in self.agent_episodes if life.behavior == behavior]
 
     def read(self, steps: BehaviorSteps) -> None:
         for number, tick in zip(steps.ticks.tolist(), ticks_of(steps), strict=True):
@@ -164,7 +165,7 @@ class Witness:
             assert (name, slot) not in self._slots
             life = AgentEpisode(name, int(joined.teams[row]), int(joined.groups[row]))
             self._slots[name, slot] = life
-            self.lives.append(life)
+            self.agent_episodes.append(life)
 
     def _decide(self, name: str, reported: Any, acted: Any) -> None:
         slots = [] if reported is None else reported.slots.tolist()
@@ -268,9 +269,9 @@ class Table:
         self.stepper.matches.assignment = assignment
         self.told = Told(Witness(), self.stepper)
         registry = Registry("stepping-0", "test")
-        for name in ("action_latency_s", "withheld_s"):
+        for name in ("action_latency_s", "backpressured_s"):
             registry.histogram(name, LATENCY_BOUNDS)
-        house = ServerContext(
+        context = ServerContext(
             settings=SteppingSettings.model_validate({"address": "unix:///nowhere", "player_host": host}),
             behaviors=parse_settings(behaviors, "test").settings.behaviors,
             scripts={},
@@ -281,7 +282,7 @@ class Table:
             arrived=lambda: self._arrived.set(),
             known=self._enable,
         )
-        self.simulators = Simulators(self.stepper, house)
+        self.simulators = Simulators(self.stepper, context)
 
     def play(self, folder: Path, *words: str) -> Told:
         """One stand-in, over real gRPC, from its launch to its end."""
@@ -338,8 +339,8 @@ class Table:
             if answered == self._anew_after:
                 self.stepper.parameters.adopt(NEW_EPISODES)
             wake = self.stepper.wake(anyio.current_time())
-            for key, answer, received_at, withheld_s in wake.acts:
-                self.simulators.answer(key, answer, received_at, withheld_s)
+            for key, answer, received_at, backpressured_s in wake.acts:
+                self.simulators.answer(key, answer, received_at, backpressured_s)
                 answered += 1
             for steps in self.stepper.take_steps():
                 self.told.witness.read(steps)
@@ -349,6 +350,6 @@ class Table:
         for name, behavior in self.stepper.behaviors.items():
             if name not in self._policies:
                 self._policies[name] = Chooser(behavior.spec.actions, self._first)
-                self.stepper.permit(name, StepAllowance(serial=1, allowance=MUCH))
+                self.stepper.grant(name, StepAllowance(serial=1, steps=MUCH))
                 self._ghosts[name, GHOST] = Chooser(behavior.spec.actions, 0)
         self._arrived.set()

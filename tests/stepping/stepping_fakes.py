@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.messages.service import BehaviorSteps
 from sparring.pipeline.messages.simulator import Act, BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from sparring.pipeline.stepping.steps import SampledActions
 
@@ -126,10 +126,13 @@ class FakeSimulator:
         self._agents = agents
         self._numbers = number * 100_000
 
-    def lives(self, name: str) -> list[FakeAgent]:
+    def agent_episodes(self, name: str) -> list[FakeAgent]:
         """Every life of a behavior name so far."""
-        lives = [*self.past, *((text, agent) for text, agents in self.living.items() for agent in agents.values())]
-        return [agent for text, agent in lives if BehaviorId.parse(text).name == name]
+        agent_episodes = [
+            *self.past,
+            *((text, agent) for text, agents in self.living.items() for agent in agents.values()),
+        ]
+        return [agent for text, agent in agent_episodes if BehaviorId.parse(text).name == name]
 
     def frame(self) -> Step:
         """The next Step."""
@@ -288,7 +291,7 @@ class Reader:
         self.completed = 0
         self.began: int | None = None
         self.tick = 0
-        self.lives: set[int] = set()
+        self.agent_episodes: set[int] = set()
         self.versions: list[int] = []
 
     @property
@@ -344,9 +347,9 @@ class Reader:
             known = self.slots.get(slot)
             if joined.fresh[row]:
                 assert known is None
-                assert agent not in self.lives
+                assert agent not in self.agent_episodes
                 known = None
-            self.lives.add(agent)
+            self.agent_episodes.add(agent)
             place = int(joined.simulators[row]), int(joined.teams[row]), int(joined.groups[row])
             if known is None:
                 self.slots[slot] = ReadAgent(agent, *place, carried=[0.0] * self.carried)

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.stepper import Stepper, TickResult
 from tests.stepping.stepping_fakes import FakePolicy, FakeSimulator, Reader
@@ -55,13 +56,13 @@ class Scene:
         self.stepper.disconnect(key)
         self.gone.append(self.simulators.pop(key))
 
-    def permit(self, name: str, allowance: int, version: int = 0) -> None:
+    def grant(self, name: str, allowance: int, version: int = 0) -> None:
         self.serial += 1
-        self.stepper.permit(name, StepAllowance(serial=self.serial, allowance=allowance, version=version))
+        self.stepper.grant(name, StepAllowance(serial=self.serial, steps=allowance, version=version))
 
-    def permit_all(self, allowance: int = MUCH) -> None:
+    def grant_all(self, allowance: int = MUCH) -> None:
         for name in self.stepper.behaviors:
-            self.permit(name, allowance)
+            self.grant(name, allowance)
 
     def send(self, *keys: int) -> None:
         """The next frame of each simulator of `keys`, in that order."""
@@ -77,8 +78,8 @@ class Scene:
         passes = [policy.calls[calls.get(name, 0) :] for name, policy in self.policies.items()]
         assert all(len(rows) <= 1 for rows in passes), "one pass for all rows"
         assert wake.rows == sum(map(sum, passes))
-        for key, act, received_at, withheld in wake.acts:
-            assert 0 <= withheld <= self.now - received_at
+        for key, act, received_at, backpressured in wake.acts:
+            assert 0 <= backpressured <= self.now - received_at
             self.simulators[key].take(act)
         if take:
             self.take()
@@ -130,7 +131,7 @@ class Scene:
         recorded = sorted(
             life.steps
             for simulator in [*self.simulators.values(), *self.gone]
-            for life in simulator.lives(name)
+            for life in simulator.agent_episodes(name)
             if life.steps
         )
         assert told == recorded

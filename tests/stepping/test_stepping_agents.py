@@ -17,7 +17,7 @@ from sparring.pipeline.stepping.agents import Roster, SlotTable
 def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) -> None:
     """`take` gives the lowest free slots up to the limit; a slot has one owner; each life has a number of its own."""
     rng = random.Random(seed)
-    table, taken, lives = SlotTable(limit), set[int](), set[int]()
+    table, taken, agent_episodes = SlotTable(limit), set[int](), set[int]()
     for _ in range(40):
         n = rng.randrange(0, 25)
         if len(taken) + n > limit:
@@ -29,9 +29,9 @@ def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) 
             taken.update(slots.tolist())
             table.begin(slots, np.zeros(n, np.int64), 0, 0)
             new = table.agents[slots].tolist()
-            assert not lives & set(new)
-            lives.update(new)
-            assert len(lives) == table.agents.max(initial=0)
+            assert not agent_episodes & set(new)
+            agent_episodes.update(new)
+            assert len(agent_episodes) == table.agents.max(initial=0)
         gone = rng.sample(sorted(taken), rng.randrange(len(taken) + 1))
         table.give_back(np.array(gone, np.int32))
         taken -= set(gone)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages.codec import decode, encode
-from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.stepping.agents import SlotTable
 from sparring.pipeline.stepping.stepper import Stepper
 from tests.stepping.stepping_fakes import REMAINDER, SPEC, FakePolicy, FakeSimulator, carried_on, ticks_of
@@ -83,11 +84,11 @@ def test_what_an_agent_carries_stays_with_it_among_many_that_come_and_go(
         elif len(scene.simulators) > 1 and rng.random() < 0.1:
             scene.disconnect(rng.choice(list(scene.simulators)))
         for name, behavior in scene.stepper.behaviors.items():
-            scene.permit(name, behavior.produced + rng.choice([0, 5, 1000]))
+            scene.grant(name, behavior.produced + rng.choice([0, 5, 1000]))
         scene.policies["A"].version += rng.random() < 0.2
         scene.send(*[key for key in scene.ready() if lockstep or rng.random() < 0.7])
         scene.wake(take=rng.random() < gather)
-    scene.permit_all()
+    scene.grant_all()
     scene.wake()
     scene.check_counts()
     for name in scene.stepper.behaviors:
@@ -102,7 +103,7 @@ def test_a_long_life_is_remembered_while_the_table_grows_around_it(lockstep: boo
     for tick in range(30):
         if tick % 6 == 5:
             scene.connect(tick, FakeSimulator(tick, random.Random(tick), agents=40, steady=True))
-        scene.permit_all()
+        scene.grant_all()
         scene.send(*scene.ready())
         assert scene.wake().acts
     table = scene.stepper.behaviors["A"].table
@@ -115,7 +116,7 @@ def test_what_is_withheld_carries_nothing_on() -> None:
     scene = Scene(random.Random(0), ["A"], carried={"A": 3})
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
     table = scene.stepper.behaviors["A"].table
-    scene.permit("A", 2)
+    scene.grant("A", 2)
     scene.send(1)
     scene.wake()
     scene.send(1)
@@ -124,7 +125,7 @@ def test_what_is_withheld_carries_nothing_on() -> None:
         assert not scene.wake().acts
         carried.append(table.carried.copy())
     assert all((one == carried[0]).all() for one in carried)
-    scene.permit("A", 3)
+    scene.grant("A", 3)
     assert scene.wake().acts
     assert table.carried[:2, 0].tolist() == [2, 2]
 
@@ -134,7 +135,7 @@ def test_agents_that_waited_for_the_first_weights_begin_with_nothing() -> None:
     scene = Scene(random.Random(0), [], carried={"A": 3})
     for key in (1, 2):
         scene.connect(key, FakeSimulator(key, random.Random(key), agents=20, steady=True))
-    scene.permit_all()
+    scene.grant_all()
     scene.send(1, 2)
     assert not scene.wake().acts
     scene.policies["A"] = FakePolicy(carried=3)
@@ -149,7 +150,7 @@ def test_newer_weights_and_a_new_reader_leave_agents_what_they_carry() -> None:
     """What an agent carries ends with the agent: not with a version, not with the process that reads its steps."""
     scene = Scene(random.Random(0), ["A"], carried={"A": 3})
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=1, steady=True))
-    scene.permit_all()
+    scene.grant_all()
     before = []
     for version in (1, 2, 5, 6):
         scene.policies["A"].version = version
@@ -235,7 +236,7 @@ def made(*keys: int, lockstep: bool = False, carried: int = 3) -> Frames:
     stepper = Stepper({"A": FakePolicy(carried=carried)}, lockstep=lockstep)
     for key in keys:
         stepper.connect(key, key, {"A": SPEC})
-    stepper.permit("A", StepAllowance(serial=1, allowance=10**6))
+    stepper.grant("A", StepAllowance(serial=1, steps=10**6))
     return Frames(stepper)
 
 
@@ -360,7 +361,7 @@ def test_one_behavior_remembers_and_the_other_does_not() -> None:
     """Each behavior carries what its own policy asks for."""
     scene = Scene(random.Random(0), carried={"B": 2})
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A", "B"), agents=20, steady=True))
-    scene.permit_all()
+    scene.grant_all()
     for count in range(3):
         scene.send(1)
         scene.wake()

@@ -238,7 +238,7 @@ def test_another_spec_for_a_known_name_is_refused(stepper: Stepper) -> None:
         stepper.add_behaviors(1, {"A?team=2": other})
     assert set(stepper.behaviors) == {"A"}
     assert set(stepper.connections) == {1}
-    assert set(stepper.connections[1].seats) == {"A", "A?team=1"}
+    assert set(stepper.connections[1].behaviors) == {"A", "A?team=1"}
 
 
 def test_a_simulator_that_comes_back_takes_its_own_place(stepper: Stepper) -> None:

@@ -39,7 +39,7 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: 
     parts, acts = [], []
     for index in range(rounds):
         for name, behavior in scene.stepper.behaviors.items():
-            scene.permit(name, behavior.produced + 3 * (index % 3))
+            scene.grant(name, behavior.produced + 3 * (index % 3))
         ready = scene.ready()
         order.shuffle(ready)
         for position, key in enumerate(ready):
@@ -80,7 +80,7 @@ def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> No
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(9, random.Random(1), agents=5, steady=True))
     scene.connect(2, FakeSimulator(4, random.Random(2), agents=5, steady=True))
-    scene.permit("A", 1000)
+    scene.grant("A", 1000)
     for _ in range(3):
         scene.send(1, 2)
         joined_rows = [(s.number, agent.agent, agent.seen) for s in scene.simulators.values() for agent in s.asked["A"]]
@@ -102,7 +102,7 @@ def test_the_first_round_waits_for_all_simulators_of_the_supervisor() -> None:
     scene.connect(2, FakeSimulator(2, random.Random(2), agents=1, steady=True))
     scene.wake()
     assert not scene.steps
-    scene.permit("A", 1000)
+    scene.grant("A", 1000)
     scene.send(2)
     assert len(scene.wake().acts) == 2
 
@@ -112,14 +112,14 @@ def test_one_behavior_at_its_budget_holds_the_whole_round() -> None:
     scene = Scene(random.Random(0), lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=2, steady=True))
-    scene.permit("A", 1000)
-    scene.permit("B", 2)
+    scene.grant("A", 1000)
+    scene.grant("B", 2)
     scene.send(1, 2)
     assert len(scene.wake().acts) == 2
     scene.send(1, 2)
     assert not scene.wake().acts
     assert [scene.stepper.behaviors[name].produced for name in ("A", "B")] == [2, 2]
-    scene.permit("B", 3)
+    scene.grant("B", 3)
     assert len(scene.wake().acts) == 2
 
 
@@ -128,13 +128,13 @@ def test_a_behavior_at_its_budget_holds_the_round_without_agents_too() -> None:
     scene = Scene(random.Random(0), lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=0, steady=True))
-    scene.permit("A", 1000)
+    scene.grant("A", 1000)
     scene.send(1, 2)
     assert len(scene.wake().acts) == 2, "who never had a budget has used up none"
-    scene.permit("B", 0)
+    scene.grant("B", 0)
     scene.send(1, 2)
     assert not scene.wake().acts
-    scene.permit("B", 1)
+    scene.grant("B", 1)
     assert len(scene.wake().acts) == 2
 
 
@@ -143,7 +143,7 @@ def test_a_simulator_that_leaves_ends_the_promise_and_not_the_run() -> None:
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     for key in (1, 2):
         scene.connect(key, FakeSimulator(key, random.Random(key), agents=2, steady=True))
-    scene.permit("A", 1000)
+    scene.grant("A", 1000)
     scene.send(1, 2)
     scene.wake()
     scene.send(2)

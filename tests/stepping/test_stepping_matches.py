@@ -12,22 +12,25 @@ import pytest
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.matches import NOBODY, Matchup, MatchupAssignment, Results
-from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.stepping.stepper import Stepper
-from tests.stepping.matches_world import LATEST, DrawReader, Seats, TaggedPolicy, name_of, observations
+from tests.stepping.matches_world import LATEST, BehaviorIds, DrawReader, TaggedPolicy, name_of, observations
 from tests.stepping.stepping_fakes import SPEC
 
 MUCH = 10**9
 ONE, TWO, THREE = "A?team=0", "A?team=1", "A?team=2"
-PAIR: Seats = (ONE, TWO)
+PAIR: BehaviorIds = (ONE, TWO)
 Row = tuple[str, float, int, float]
 
 
 def first(number: int = 1, **ghosts: int) -> Matchup:
     """Team 0 learns; `A1=7` says that 7 plays for A?team=1."""
     return Matchup(
-        number=number, team=0, ghosts={f"{seat[0]}?team={seat[1:]}": ghost for seat, ghost in ghosts.items()}
+        number=number,
+        team=0,
+        ghosts={f"{behavior_id[0]}?team={behavior_id[1:]}": ghost for behavior_id, ghost in ghosts.items()},
     )
 
 
@@ -40,16 +43,16 @@ class Hand:
     """A stepper that is fed by hand.
 
     Args:
-        draws: of the first assignment; None is adopted without any.
+        matchups: of the first assignment; None is adopted without any.
         names: under self-play.
-        seats: of the first simulator, which has number and key 0; none connects without any.
+        behavior_ids: of the first simulator, which has number and key 0; none connects without any.
     """
 
     def __init__(
         self,
-        *draws: Matchup,
+        *matchups: Matchup,
         names: Sequence[str] = ("A",),
-        seats: Seats = PAIR,
+        behavior_ids: BehaviorIds = PAIR,
         lockstep: bool = False,
         expected: int = 1,
     ) -> None:
@@ -62,26 +65,26 @@ class Hand:
         self._numbers = count(1)
         self._serials = count(1)
         self._assignments = count(1)
-        if seats:
-            self.connect(0, seats)
-        if draws:
-            self.assign(*draws)
+        if behavior_ids:
+            self.connect(0, behavior_ids)
+        if matchups:
+            self.assign(*matchups)
 
-    def connect(self, key: int, seats: Seats = PAIR, number: int | None = None) -> None:
-        self.stepper.connect(key, key if number is None else number, dict.fromkeys(seats, SPEC))
+    def connect(self, key: int, behavior_ids: BehaviorIds = PAIR, number: int | None = None) -> None:
+        self.stepper.connect(key, key if number is None else number, dict.fromkeys(behavior_ids, SPEC))
         self._sequences[key] = 0
-        for name in {name_of(seat) for seat in seats}:
-            self.permit(name)
+        for name in {name_of(behavior_id) for behavior_id in behavior_ids}:
+            self.grant(name)
 
-    def permit(self, name: str, allowance: int = MUCH, assignment: int = 0) -> None:
-        permit = StepAllowance(serial=next(self._serials), allowance=allowance, assignment=assignment)
-        self.stepper.permit(name, permit)
+    def grant(self, name: str, allowance: int = MUCH, assignment: int = 0) -> None:
+        allowance = StepAllowance(serial=next(self._serials), steps=allowance, assignment=assignment)
+        self.stepper.grant(name, allowance)
 
-    def assign(self, *draws: Matchup, release: bool = False) -> None:
-        for draw in draws:
-            for seat, number in draw.ghosts.items():
-                self.ghosts.setdefault((name_of(seat), number), TaggedPolicy(number))
-        self.stepper.matches.assignment = MatchupAssignment(serial=next(self._assignments), draws=draws)
+    def assign(self, *matchups: Matchup, release: bool = False) -> None:
+        for matchup in matchups:
+            for behavior_id, number in matchup.ghosts.items():
+                self.ghosts.setdefault((name_of(behavior_id), number), TaggedPolicy(number))
+        self.stepper.matches.assignment = MatchupAssignment(serial=next(self._assignments), matchups=matchups)
         if release:
             in_use = self.stepper.matches.in_use(self.stepper.behaviors)
             for key in [key for key in self.ghosts if key not in in_use]:
@@ -112,7 +115,7 @@ class Hand:
 
     def report(
         self,
-        seat: str,
+        behavior_id: str,
         agents: Sequence[int] = (),
         ends: Sequence[int] = (),
         *,
@@ -139,7 +142,7 @@ class Hand:
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
         )
         return BehaviorReport(
-            behavior=seat, decisions=decisions if len(agents) else None, ends=ended if len(ends) else None
+            behavior=behavior_id, decisions=decisions if len(agents) else None, ends=ended if len(ends) else None
         )
 
     def _seen(self, n: int) -> tuple[Any, ...]:
@@ -151,7 +154,9 @@ class Hand:
         out = []
         for results in self.matches:
             at = 0
-            for draw, simulator, seats in zip(results.draws, results.simulators, results.seats, strict=True):
+            for matchup, simulator, behavior_ids in zip(
+                results.matchups, results.simulators, results.row_counts, strict=True
+            ):
                 rows = [
                     (
                         results.names[results.who[row]],
@@ -159,11 +164,11 @@ class Hand:
                         int(results.explicit[row]),
                         float(results.rewards[row]),
                     )
-                    for row in range(at, at + int(seats))
+                    for row in range(at, at + int(behavior_ids))
                 ]
                 if rows:  # else there was no result
-                    out.append((int(draw), int(simulator), sorted(rows)))
-                at += int(seats)
+                    out.append((int(matchup), int(simulator), sorted(rows)))
+                at += int(behavior_ids)
         return out
 
 
@@ -172,22 +177,24 @@ class Hand:
 
 def test_matches_of_a_simulator_that_names_them_take_the_draws_one_after_the_other() -> None:
     """Simulator n begins with draw n; each match that begins takes the next, at a frame or later."""
-    hand = Hand(first(1, A1=7), first(2, A1=8), first(3, A1=9), seats=())
+    hand = Hand(first(1, A1=7), first(2, A1=8), first(3, A1=9), behavior_ids=())
     hand.connect(1)
     players = []
     for agents, matches in (([1], [5]), ([1, 2], [5, 9]), ([1, 2, 3, 4], [5, 9, 6, 7])):
-        players.append(hand.play(*(hand.report(seat, agents, matches=matches) for seat in PAIR), key=1)[TWO])
+        players.append(
+            hand.play(*(hand.report(behavior_id, agents, matches=matches) for behavior_id in PAIR), key=1)[TWO]
+        )
     assert players == [[8], [8, 9], [8, 9, 7, 8]]
-    again = [hand.report(seat, [1, 2, 3, 4], [2], matches=[5, 1, 6, 7]) for seat in PAIR]
+    again = [hand.report(behavior_id, [1, 2, 3, 4], [2], matches=[5, 1, 6, 7]) for behavior_id in PAIR]
     assert hand.play(*again, key=1)[TWO] == [8, 9, 7, 8]
-    again = [hand.report(seat, [1, 2, 3, 4], [1], matches=[2, 1, 6, 7]) for seat in PAIR]
+    again = [hand.report(behavior_id, [1, 2, 3, 4], [1], matches=[2, 1, 6, 7]) for behavior_id in PAIR]
     assert hand.play(*again, key=1)[TWO] == [7, 9, 7, 8]
 
 
 @pytest.mark.parametrize("said", ["groups", "nothing"])
 def test_simulators_that_name_no_matches_take_the_draw_of_their_number(said: str) -> None:
     """All of one simulator meet the same draw, and two simulators play different ones at the same time."""
-    hand = Hand(first(1, A1=7), first(2, A1=8), seats=())
+    hand = Hand(first(1, A1=7), first(2, A1=8), behavior_ids=())
     groups = [[3, 3], [4, 4]] if said == "groups" else [None, None]
     for key in range(4):
         hand.connect(key)
@@ -205,7 +212,7 @@ def test_those_that_join_a_match_or_group_under_way_play_under_its_draw() -> Non
             agents: list[int], keys: list[int], hand: Hand = hand, matches: bool = matches
         ) -> list[BehaviorReport]:
             if matches:
-                return [hand.report(seat, agents, matches=keys) for seat in PAIR]
+                return [hand.report(behavior_id, agents, matches=keys) for behavior_id in PAIR]
             return [hand.report(ONE, agents, groups=keys), hand.report(TWO, agents, groups=[k + 10 for k in keys])]
 
         hand.play(*reports([1], [5]))
@@ -250,7 +257,7 @@ def test_slots_that_go_from_learners_to_ghosts_and_back_leave_no_trace() -> None
         hand.play(hand.report(ONE, [1], [1]))
     for part in hand.parts:
         reader.read(part)
-    assert set(reader.draws.values()) == {1, 3, 5, 7}
+    assert set(reader.matchups.values()) == {1, 3, 5, 7}
     assert [len(life.steps) for life in reader.past] == [2, 2, 2]
     assert hand.stepper.behaviors["A"].table.taken == 1
     assert (hand.stepper.behaviors["A"].produced, hand.stepper.behaviors["A"].ghosts) == (6, 6)
@@ -260,30 +267,30 @@ def test_slots_that_go_from_learners_to_ghosts_and_back_leave_no_trace() -> None
 def test_a_match_under_way_ends_under_its_old_roles() -> None:
     """Team 1 learns from now on; the match that team 0 learns in goes on to be learned from by team 0 alone."""
     hand, reader = Hand(first(1, A1=7)), DrawReader()
-    hand.play(*(hand.report(seat, [1], matches=[5]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1], matches=[5]) for behavior_id in PAIR))
     hand.assign(second(2, A0=8))
-    players = hand.play(*(hand.report(seat, [1, 2], matches=[5, 6]) for seat in PAIR))
+    players = hand.play(*(hand.report(behavior_id, [1, 2], matches=[5, 6]) for behavior_id in PAIR))
     assert players == {ONE: [LATEST, 8], TWO: [7, LATEST]}
-    hand.play(*(hand.report(seat, [1, 2], [1, 2], matches=[7, 8], outcomes=[1, 0]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1, 2], [1, 2], matches=[7, 8], outcomes=[1, 0]) for behavior_id in PAIR))
     for part in hand.parts:
         reader.read(part)
-    ended = [(life.team, reader.draws[life.agent], len(life.steps)) for life in reader.past]
+    ended = [(life.team, reader.matchups[life.agent], len(life.steps)) for life in reader.past]
     assert sorted(ended) == [(0, 1, 2), (1, 2, 1)]
-    assert [draw for draw, *_ in hand.told] == [1, 2]
+    assert [matchup for matchup, *_ in hand.told] == [1, 2]
 
 
 def test_a_new_reader_hears_of_no_ghosts_and_of_the_draws_of_all_others() -> None:
     hand = Hand(first(1, A1=7))
-    hand.play(*(hand.report(seat, [1], matches=[5]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1], matches=[5]) for behavior_id in PAIR))
     hand.assign(second(2, A0=8))
-    hand.play(*(hand.report(seat, [1, 2], matches=[5, 6]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1, 2], matches=[5, 6]) for behavior_id in PAIR))
     hand.parts.clear()
     hand.stepper.rejoin()
     hand.wake()
     ((part),) = hand.parts
     assert part.joined is not None
-    assert part.joined.draws is not None
-    assert sorted(zip(part.joined.teams.tolist(), part.joined.draws.tolist(), strict=True)) == [(0, 1), (1, 2)]
+    assert part.joined.matchups is not None
+    assert sorted(zip(part.joined.teams.tolist(), part.joined.matchups.tolist(), strict=True)) == [(0, 1), (1, 2)]
 
 
 def test_a_wake_up_of_ghosts_alone_tells_how_many_steps_there_were_and_nothing_else() -> None:
@@ -303,7 +310,7 @@ def test_a_wake_up_of_ghosts_alone_tells_how_many_steps_there_were_and_nothing_e
 
 def test_a_name_that_is_not_under_self_play_is_as_before() -> None:
     """It needs no assignment, has no draws and no results, beside one that is."""
-    hand = Hand(names=["A"], seats=("B",))
+    hand = Hand(names=["A"], behavior_ids=("B",))
     assert hand.play(hand.report("B", [1, 2])) == {"B": [LATEST, LATEST]}
     hand.connect(1, ("B", ONE))
     hand.assign(first(1))
@@ -311,7 +318,7 @@ def test_a_name_that_is_not_under_self_play_is_as_before() -> None:
     hand.play(hand.report("B", [1], [1], groups=[1]), hand.report(ONE, [1], [1], groups=[1]), key=1)
     parts = [part for part in hand.parts if part.behavior == "B"]
     assert parts
-    assert all(part.joined is None or part.joined.draws is None for part in parts)
+    assert all(part.joined is None or part.joined.matchups is None for part in parts)
     assert all(part.results is None and part.ghosts == 0 for part in parts)
     assert hand.told == [(1, 1, [(ONE, 0.5, 0, 0.0)])]
 
@@ -321,12 +328,12 @@ def test_a_name_that_is_not_under_self_play_is_as_before() -> None:
 
 def test_an_agent_that_goes_on_to_another_match_without_an_end_is_refused() -> None:
     """A learner or a ghost; it may after its end, in the same frame too; nothing of the frame is used."""
-    for seat in PAIR:
+    for behavior_id in PAIR:
         hand = Hand(first(1, A1=7))
-        hand.play(hand.report(seat, [1, 2], matches=[5, 5]))
-        hand.play(hand.report(seat, [1, 2], [1], matches=[6, 5]))
+        hand.play(hand.report(behavior_id, [1, 2], matches=[5, 5]))
+        hand.play(hand.report(behavior_id, [1, 2], [1], matches=[6, 5]))
         with pytest.raises(RemoteProtocolError) as refused:
-            hand.receive(0, hand.report(seat, [1, 2], matches=[6, 6]))
+            hand.receive(0, hand.report(behavior_id, [1, 2], matches=[6, 6]))
         assert refused.value.code == "match"
         assert "agent 2" in str(refused.value)
         assert hand.wake() == {}
@@ -372,7 +379,7 @@ def test_before_the_first_assignment_all_wait() -> None:
 
 def test_ghosts_need_no_permit_and_no_weights_of_the_learner() -> None:
     hand = Hand(first(1, A1=7))
-    hand.permit("A", 0)
+    hand.grant("A", 0)
     del hand.latest["A"]
     for _ in range(3):
         assert hand.play(hand.report(TWO, [1, 2])) == {TWO: [7, 7]}
@@ -384,20 +391,20 @@ def test_a_simulator_with_a_learner_at_its_budget_waits_as_a_whole() -> None:
     """Its ghosts too; another simulator whose agents are ghosts goes on."""
     hand = Hand(first(1, A1=7))
     hand.connect(1, (TWO,))
-    hand.permit("A", 1)
-    assert hand.play(*(hand.report(seat, [1]) for seat in PAIR)) == {ONE: [LATEST], TWO: [7]}
-    hand.receive(0, *(hand.report(seat, [1]) for seat in PAIR))
+    hand.grant("A", 1)
+    assert hand.play(*(hand.report(behavior_id, [1]) for behavior_id in PAIR)) == {ONE: [LATEST], TWO: [7]}
+    hand.receive(0, *(hand.report(behavior_id, [1]) for behavior_id in PAIR))
     hand.receive(1, hand.report(TWO, [1]))
     assert hand.wake() == {1: {TWO: [7]}}
     state = hand.stepper.state()["A"]
     assert (state.steps, state.ghosts) == (1, 1)
-    hand.permit("A", 2)
+    hand.grant("A", 2)
     assert hand.wake() == {0: {ONE: [LATEST], TWO: [7]}}
 
 
 def test_steps_of_ghosts_do_not_use_the_budget_up() -> None:
     hand = Hand(first(1, A1=7))
-    hand.permit("A", 2)
+    hand.grant("A", 2)
     for _ in range(2):
         assert hand.play(hand.report(ONE, [1]), hand.report(TWO, [1, 2, 3]))
     hand.receive(0, hand.report(ONE, [1]), hand.report(TWO, [1, 2, 3]))
@@ -410,17 +417,17 @@ def test_in_lockstep_a_permit_that_names_an_assignment_waits_for_it() -> None:
     hand = Hand(first(1, A1=7), lockstep=True, expected=2)
     hand.connect(1)
     for key in (0, 1):
-        hand.receive(key, *(hand.report(seat, [1]) for seat in PAIR))
+        hand.receive(key, *(hand.report(behavior_id, [1]) for behavior_id in PAIR))
     assert len(hand.wake()) == 2
-    hand.permit("A", MUCH, assignment=2)
+    hand.grant("A", MUCH, assignment=2)
     for key in (0, 1):
-        hand.receive(key, *(hand.report(seat, [1]) for seat in PAIR))
+        hand.receive(key, *(hand.report(behavior_id, [1]) for behavior_id in PAIR))
     assert hand.wake() == {}
     assert hand.stepper.behaviors["A"].produced == 2
     hand.assign(second(2, A0=8))
     assert hand.wake() == {key: {ONE: [LATEST], TWO: [7]} for key in (0, 1)}
     for key in (0, 1):
-        hand.receive(key, *(hand.report(seat, [1], [1]) for seat in PAIR))
+        hand.receive(key, *(hand.report(behavior_id, [1], [1]) for behavior_id in PAIR))
     assert hand.wake() == {key: {ONE: [8], TWO: [LATEST]} for key in (0, 1)}
 
 
@@ -464,7 +471,7 @@ def test_rewards_before_the_end_do_not_count() -> None:
 
 
 def test_a_groups_match_is_told_once_when_its_last_member_ends_with_the_mean_of_those_that_ended_last() -> None:
-    hand = Hand(first(1, A1=7, A2=8), seats=(ONE, TWO, THREE))
+    hand = Hand(first(1, A1=7, A2=8), behavior_ids=(ONE, TWO, THREE))
     hand.play(hand.report(ONE, [1, 2, 3, 4], groups=[5, 5, 5, 5]))
     hand.play(hand.report(ONE, [2, 3], [1, 4], groups=[5, 5], rewards=[9, 9], shared=[9, 9]))
     assert hand.told == []
@@ -477,8 +484,8 @@ def test_a_groups_match_is_told_once_when_its_last_member_ends_with_the_mean_of_
 
 def test_two_agents_alone_are_two_matches() -> None:
     hand = Hand(first(1, A1=7))
-    hand.play(*(hand.report(seat, [1, 2]) for seat in PAIR))
-    hand.play(*(hand.report(seat, ends=[1, 2], rewards=[1, -1]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1, 2]) for behavior_id in PAIR))
+    hand.play(*(hand.report(behavior_id, ends=[1, 2], rewards=[1, -1]) for behavior_id in PAIR))
     nobody = (TWO, -1.0, 0, 0.0)
     assert hand.told == [(1, 0, [(ONE, 1.0, 0, 1.0), nobody]), (1, 0, [(ONE, 0.0, 0, -1.0), nobody])]
     assert len(set(hand.matches[0].numbers.tolist())) == 2
@@ -486,8 +493,11 @@ def test_two_agents_alone_are_two_matches() -> None:
 
 def test_a_match_that_is_named_is_told_with_all_its_seats_when_the_last_of_all_ends() -> None:
     """A seat's agents may have ended before; uneven teams; some say what came of it and others do not."""
-    hand = Hand(first(1, A1=7, A2=8), seats=(ONE, TWO, THREE))
-    hand.play(*(hand.report(seat, [1, 2], matches=[5, 5]) for seat in PAIR), hand.report(THREE, [1], matches=[5]))
+    hand = Hand(first(1, A1=7, A2=8), behavior_ids=(ONE, TWO, THREE))
+    hand.play(
+        *(hand.report(behavior_id, [1, 2], matches=[5, 5]) for behavior_id in PAIR),
+        hand.report(THREE, [1], matches=[5]),
+    )
     hand.play(hand.report(ONE, ends=[1, 2], outcomes=[0.5, 0.5]), hand.report(TWO, [2], [1], matches=[5]))
     assert hand.told == []
     hand.play(hand.report(TWO, ends=[2], rewards=[3]), hand.report(THREE, [1], matches=[5]))
@@ -498,7 +508,7 @@ def test_a_match_that_is_named_is_told_with_all_its_seats_when_the_last_of_all_e
 
 def test_a_result_is_handed_over_when_the_match_ends_whoever_is_the_last_to_end() -> None:
     """The learner's name has nothing else to tell: its last agent ended before the other name's."""
-    hand = Hand(first(1, B1=7), names=["A", "B"], seats=(ONE, "B?team=1"))
+    hand = Hand(first(1, B1=7), names=["A", "B"], behavior_ids=(ONE, "B?team=1"))
     hand.play(hand.report(ONE, [1], matches=[5]), hand.report("B?team=1", [1], matches=[5]))
     hand.play(hand.report(ONE, ends=[1], rewards=[1]), hand.report("B?team=1", [1], matches=[5]))
     hand.play(hand.report("B?team=1", ends=[1], rewards=[-1]))
@@ -508,7 +518,7 @@ def test_a_result_is_handed_over_when_the_match_ends_whoever_is_the_last_to_end(
 
 
 def test_results_know_the_seats_of_earlier_ones_first() -> None:
-    hand = Hand(first(1, A1=7, A2=8), seats=(ONE, THREE))
+    hand = Hand(first(1, A1=7, A2=8), behavior_ids=(ONE, THREE))
     hand.connect(1, (TWO, ONE))
     for key in (0, 1):
         hand.play(hand.report(ONE, [1]), key=key)
@@ -516,23 +526,23 @@ def test_results_know_the_seats_of_earlier_ones_first() -> None:
         hand.play(hand.report(ONE, ends=[1]), key=key)
     earlier, later = hand.matches
     assert later.names[: len(earlier.names)] == earlier.names
-    assert [sorted(seat for seat, *_ in rows) for *_, rows in hand.told] == [[ONE, THREE], [ONE, TWO]]
+    assert [sorted(behavior_id for behavior_id, *_ in rows) for *_, rows in hand.told] == [[ONE, THREE], [ONE, TWO]]
 
 
 def test_nothing_is_told_of_a_match_of_ghosts_alone() -> None:
     hand = Hand(Matchup(number=1, team=5, ghosts={ONE: 7, TWO: 8}))
-    hand.play(*(hand.report(seat, [1, 2], matches=[5, 6]) for seat in PAIR))
-    hand.play(*(hand.report(seat, ends=[1, 2], outcomes=[1, 1]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1, 2], matches=[5, 6]) for behavior_id in PAIR))
+    hand.play(*(hand.report(behavior_id, ends=[1, 2], outcomes=[1, 1]) for behavior_id in PAIR))
     assert hand.told == []
 
 
 def test_where_nobody_learns_each_match_is_told_once() -> None:
     """Of simulators that name matches, of groups and of agents alone: by the first team."""
-    hand = Hand(Matchup(number=1, team=NOBODY, ghosts={ONE: 7, TWO: 8}), seats=())
+    hand = Hand(Matchup(number=1, team=NOBODY, ghosts={ONE: 7, TWO: 8}), behavior_ids=())
     kinds: list[list[dict[str, Any]]] = [[{"matches": [5]}] * 2, [{"groups": [5]}, {"groups": [6]}], [{}, {}]]
     for key, keys in enumerate(kinds):
         hand.connect(key)
-        reports = [hand.report(seat, [1], **more) for seat, more in zip(PAIR, keys, strict=True)]
+        reports = [hand.report(behavior_id, [1], **more) for behavior_id, more in zip(PAIR, keys, strict=True)]
         assert hand.play(*reports, key=key) == {ONE: [7], TWO: [8]}
         hand.play(hand.report(TWO, ends=[1], outcomes=[0]), hand.report(ONE, ends=[1], outcomes=[1]), key=key)
     unsaid = (TWO, -1.0, 0, 0.0)
@@ -553,12 +563,12 @@ def test_a_match_whose_simulator_goes_away_has_no_result_and_is_counted_once(kin
         hand = Hand(first(1, A1=7))
         each = {"ids": ("matches", [3], [3]), "group": ("groups", [3], [4]), "alone": ("groups", None, None)}[kind]
         keys: list[dict[str, Any]] = [{str(each[0]): key} for key in each[1:]]
-        hand.play(*(hand.report(seat, [1], **more) for seat, more in zip(PAIR, keys, strict=True)))
+        hand.play(*(hand.report(behavior_id, [1], **more) for behavior_id, more in zip(PAIR, keys, strict=True)))
         if leaves:
             hand.stepper.disconnect(0)
             hand.wake()
         else:
-            hand.play(*(hand.report(seat, ends=[1], rewards=[1]) for seat in PAIR))
+            hand.play(*(hand.report(behavior_id, ends=[1], rewards=[1]) for behavior_id in PAIR))
         assert len(hand.told) == (not leaves)
         assert (hand.stepper.matches.ended, hand.stepper.matches.lost) == (not leaves, leaves)
         assert hand.stepper.matches.under_way == 0
@@ -576,7 +586,7 @@ def test_a_simulator_that_comes_back_before_its_former_link_is_closed_begins_mat
     hand.assign(first(3, A1=9))
     assert hand.play(hand.report(ONE, [2], [1], **key), key=5) == {ONE: [LATEST]}
     hand.play(hand.report(ONE, ends=[2], rewards=[1]), key=5)
-    assert [draw for draw, *_ in hand.told] == [3]
+    assert [matchup for matchup, *_ in hand.told] == [3]
     assert hand.stepper.matches.lost == 1
 
 
@@ -586,7 +596,7 @@ def test_a_simulator_that_comes_back_before_its_former_link_is_closed_begins_mat
 def test_a_ghost_of_a_match_under_way_is_in_use_while_its_seat_is_empty() -> None:
     """The seat's agents have ended, the match has not: who comes next plays under its draw."""
     hand = Hand(first(1, A1=7))
-    hand.play(*(hand.report(seat, [1], matches=[5]) for seat in PAIR))
+    hand.play(*(hand.report(behavior_id, [1], matches=[5]) for behavior_id in PAIR))
     hand.play(hand.report(ONE, [1], matches=[5]), hand.report(TWO, ends=[1]))
     hand.assign(first(2, A1=8), release=True)
     assert ("A", 7) in hand.ghosts

@@ -11,8 +11,8 @@ import torch
 
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import PolicyWeights, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import PolicyWeights, StepAllowance
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.networks.weights import to_arrays
@@ -113,27 +113,27 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
     held.build("Test", SPEC)
     for number in (7, -8, 9):
         held.hold(SPEC, weights(number, networks[number], said=True))
-    seats = [f"Test?team={team}" for team in range(4)]
-    stepper.connect(1, 0, dict.fromkeys(seats, SPEC))
-    stepper.permit("Test", StepAllowance(serial=1, allowance=10**6))
+    behavior_ids = [f"Test?team={team}" for team in range(4)]
+    stepper.connect(1, 0, dict.fromkeys(behavior_ids, SPEC))
+    stepper.grant("Test", StepAllowance(serial=1, steps=10**6))
     rng, sequence = np.random.default_rng(3), 0
     own = {number: alone(5 if number == 0 else number, network) for number, network in networks.items()}
     for episode in range(4):
-        players = dict(zip(seats, np.roll([0, 7, -8, 9], episode).tolist(), strict=True))
-        learning = next(seat for seat, number in players.items() if number == 0)
-        ghosts = {seat: number for seat, number in players.items() if number}
-        draw = Matchup(number=episode + 1, team=seats.index(learning), ghosts=ghosts)
-        stepper.matches.assignment = MatchupAssignment(serial=episode + 1, draws=(draw,))
+        players = dict(zip(behavior_ids, np.roll([0, 7, -8, 9], episode).tolist(), strict=True))
+        learning = next(behavior_id for behavior_id, number in players.items() if number == 0)
+        ghosts = {behavior_id: number for behavior_id, number in players.items() if number}
+        matchup = Matchup(number=episode + 1, team=behavior_ids.index(learning), ghosts=ghosts)
+        stepper.matches.assignment = MatchupAssignment(serial=episode + 1, matchups=(matchup,))
         memories = {
-            (seat, row): np.zeros((1, own[number].carried), np.float32)
-            for seat, number in players.items()
+            (behavior_id, row): np.zeros((1, own[number].carried), np.float32)
+            for behavior_id, number in players.items()
             for row in range(3)
         }
         for step in range(5):
             before = {key: memory.copy() for key, memory in memories.items()}
-            seen = {seat: observed(3, int(rng.integers(2**31))) for seat in seats}
+            seen = {behavior_id: observed(3, int(rng.integers(2**31))) for behavior_id in behavior_ids}
             anew = episode > 0 and step == 0
-            reports = tuple(_report(seat, seen[seat], anew=anew) for seat in seats)
+            reports = tuple(_report(behavior_id, seen[behavior_id], anew=anew) for behavior_id in behavior_ids)
             stepper.receive(1, Step(sequence=sequence, reports=reports), 0.0)
             sequence += 1
             ((_, act, _, _),) = stepper.wake(0.0).acts
@@ -147,11 +147,11 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
             _check_told(stepper, np.concatenate([before[learning, row] for row in range(3)]))
 
 
-def _report(seat: str, seen: Any, *, anew: bool) -> BehaviorReport:
+def _report(behavior_id: str, seen: Any, *, anew: bool) -> BehaviorReport:
     """Three agents decide; `anew`: their former lives have just ended."""
     nothing = np.zeros(3, np.float32)
     return BehaviorReport(
-        behavior=seat,
+        behavior=behavior_id,
         decisions=Decisions(agents=np.arange(3), observations=seen, rewards=nothing),
         ends=Ends(agents=np.arange(3), observations=seen, rewards=nothing, interrupted=nothing > 0) if anew else None,
     )
@@ -179,11 +179,11 @@ def test_scripts_are_asked_for_by_the_number_that_each_simulator_has_for_them(lo
     held.learn(weights(1))
     held.build("Test", SPEC)
     stepper = Stepper(held.current, self_play=["Test"], ghosts=held.ghosts, lockstep=lockstep, expected=1)
-    draws = tuple(Matchup(number=n, team=0, ghosts={"Test?team=1": -n}) for n in (1, 2))
-    stepper.matches.assignment = MatchupAssignment(serial=1, draws=draws)
+    matchups = tuple(Matchup(number=n, team=0, ghosts={"Test?team=1": -n}) for n in (1, 2))
+    stepper.matches.assignment = MatchupAssignment(serial=1, matchups=matchups)
     specs = dict.fromkeys(("Test?team=0", "Test?team=1"), SPEC)
     stepper.connect(0, 0, specs, {"Test": ("striker", "winger", "keeper")})
-    stepper.permit("Test", StepAllowance(serial=1, allowance=10**6))
+    stepper.grant("Test", StepAllowance(serial=1, steps=10**6))
     agents, matches = [7, 3, 5], [20, 10, 20]
 
     def rows(ids: list[int]) -> Decisions:

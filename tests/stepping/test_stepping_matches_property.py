@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages.codec import encode
-from tests.stepping.matches_world import Kind, MatchScene, MatchSimulator, Seats, name_of, team_of
+from tests.stepping.matches_world import BehaviorIds, Kind, MatchScene, MatchSimulator, name_of, team_of
 
-LAYOUTS: dict[str, Seats] = {
+LAYOUTS: dict[str, BehaviorIds] = {
     "symmetric": ("A?team=0", "A?team=1"),
     "three": ("A?team=0", "A?team=1", "A?team=2"),
     "asymmetric": ("A?team=0", "B?team=1"),
@@ -34,7 +34,7 @@ class Story:
     def __init__(
         self,
         seed: int,
-        seats: Seats,
+        behavior_ids: BehaviorIds,
         kind: Kind | None,
         *,
         lockstep: bool = False,
@@ -43,16 +43,18 @@ class Story:
         order: int = 0,
     ) -> None:
         self.rng, self.order = random.Random(seed), random.Random(order)
-        self.seats, self.kind, self.lockstep = seats, kind, lockstep
+        self.behavior_ids, self.kind, self.lockstep = behavior_ids, kind, lockstep
         simulators = self.rng.randint(1, 4)
-        self.scene = MatchScene(seats, lockstep=lockstep, expected=simulators, releasing=releasing, carried=carried)
+        self.scene = MatchScene(
+            behavior_ids, lockstep=lockstep, expected=simulators, releasing=releasing, carried=carried
+        )
         self.next = 0
         for _ in range(simulators):
             self.connect()
         self.assign()
 
     def connect(self) -> None:
-        sizes = {seat: self.rng.randint(1, 3) for seat in self.seats}
+        sizes = {behavior_id: self.rng.randint(1, 3) for behavior_id in self.behavior_ids}
         kind: Kind = self.rng.choice(KINDS) if self.kind is None else self.kind
         rng = random.Random(self.rng.random())
         simulator = MatchSimulator(self.next, rng, kind, sizes, contests=self.rng.randint(1, 3))
@@ -70,8 +72,8 @@ class Story:
         self.next += 1
 
     def assign(self) -> None:
-        team = team_of(self.rng.choice(self.seats))
-        self.scene.assign(self.scene.draws.assignment(team, self.rng.randint(1, 3)))
+        team = team_of(self.rng.choice(self.behavior_ids))
+        self.scene.assign(self.scene.matchups.assignment(team, self.rng.randint(1, 3)))
 
     def go_on(self) -> None:
         scene, rng = self.scene, self.rng
@@ -88,13 +90,13 @@ class Story:
             self.connect()
         if rng.random() < 0.2:
             for name, behavior in scene.stepper.behaviors.items():
-                scene.permit(name, behavior.produced + rng.choice([0, 3, 10**6]))
+                scene.grant(name, behavior.produced + rng.choice([0, 3, 10**6]))
         scene.wake()
 
     def finish(self) -> None:
         """Everything is let go on once more, and all books are compared."""
         for name in self.scene.stepper.behaviors:
-            self.scene.permit(name, 10**9)
+            self.scene.grant(name, 10**9)
         self.scene.wake()
         self.scene.check_steps()
         self.scene.check_results()
@@ -178,13 +180,13 @@ def test_the_random_scenes_are_not_empty() -> None:
             story.go_on()
         story.finish()
         scene = story.scene
-        played = {number for name in scene.names for one in scene.lives(name) for number in one.players}
+        played = {number for name in scene.names for one in scene.agent_episodes(name) for number in one.players}
         elsewhere += any(number < 0 for number in played)
         last = scene.stepper.matches.assignment
         assert last is not None
-        lives = [one for simulator in scene.everyone() for one in simulator.living if one.taken]
-        changed += sum(one.learns and one.contest.team != last.draws[0].team for one in lives)
-        steps += sum(scene.stepper.behaviors[name_of(seat)].produced for seat in story.seats)
+        agent_episodes = [one for simulator in scene.everyone() for one in simulator.living if one.taken]
+        changed += sum(one.learns and one.contest.team != last.matchups[0].team for one in agent_episodes)
+        steps += sum(scene.stepper.behaviors[name_of(behavior_id)].produced for behavior_id in story.behavior_ids)
         ended += len(scene.told_matches())
     assert elsewhere > 10
     assert changed > 10

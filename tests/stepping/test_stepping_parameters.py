@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.messages.samplers import draws
-from sparring.pipeline.messages.service import LessonsState, StepAllowance
+from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Act, Reset, Sampler
+from sparring.pipeline.messages.state import LessonsState, StepAllowance
 from sparring.pipeline.stepping.parameters import RunParameters
 from tests.stepping.stepping_fakes import FakeSimulator
 from tests.stepping.stepping_scene import Scene
@@ -35,7 +35,7 @@ def plain(samplers: dict[str, Sampler]) -> dict[str, tuple[str, tuple[float, ...
 def test_all_parameters_have_a_number_and_samplers_their_first_draw() -> None:
     told = RunParameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).all(1)
     assert told.parameters["mass"] == 2.0
-    assert told.parameters["wind"] == next(draws(told.samplers["wind"]))
+    assert told.parameters["wind"] == next(samples(told.samplers["wind"]))
     assert set(told.samplers) == {"wind"}
 
 
@@ -124,7 +124,7 @@ def scene_with(rng: random.Random, *, lockstep: bool, pupils: int = 3) -> Scene:
     scene.stepper.parameters.adopt(state(0, level=0))
     for key in range(pupils):
         enter(scene, key, Pupil(key, rng, ("A", "B?team=1")))
-    scene.permit_all()
+    scene.grant_all()
     return scene
 
 
@@ -177,7 +177,7 @@ def test_lessons_come_with_the_next_answer_and_no_step_is_lost_from_the_books(se
         ready = scene.ready()
         scene.send(*(ready if lockstep else [key for key in ready if rng.random() < 0.7]))
         wake(scene)
-        scene.permit_all()  # given back where a reset has left a behavior without agents
+        scene.grant_all()  # given back where a reset has left a behavior without agents
     scene.send(*scene.ready())
     wake(scene)
     scene.check_counts()
@@ -203,7 +203,7 @@ def test_a_reset_takes_the_place_of_the_act_and_comes_once(lockstep: bool) -> No
     assert wake(scene) == [Reset] * 3
     assert any(behavior.produced > produced[name] for name, behavior in scene.stepper.behaviors.items())
     assert all(behavior.table.taken == behavior.running == 0 for behavior in scene.stepper.behaviors.values())
-    scene.permit_all()  # given back where a behavior had no agents
+    scene.grant_all()  # given back where a behavior had no agents
     for _ in range(3):
         scene.send(0, 1, 2)
         assert wake(scene) == [Act] * 3
@@ -218,7 +218,7 @@ def test_a_permit_waits_for_the_lessons_that_it_names(lockstep: bool) -> None:
     scene = scene_with(random.Random(2), lockstep=lockstep, pupils=1)
     for name in scene.stepper.behaviors:
         scene.serial += 1
-        scene.stepper.permit(name, StepAllowance(serial=scene.serial, allowance=10**9, lessons=1))
+        scene.stepper.grant(name, StepAllowance(serial=scene.serial, steps=10**9, lessons=1))
     scene.send(0)
     assert wake(scene) == []
     scene.stepper.parameters.adopt(state(1, 1, level=1))
@@ -228,7 +228,7 @@ def test_a_permit_waits_for_the_lessons_that_it_names(lockstep: bool) -> None:
 def test_without_curricula_nothing_is_told_of_lessons() -> None:
     scene = Scene(random.Random(3))
     scene.connect(0, FakeSimulator(0, random.Random(3)))
-    scene.permit_all()
+    scene.grant_all()
     scene.send(0)
     scene.wake()
     assert scene.steps[0].joined is not None

@@ -126,7 +126,7 @@ def test_all_begin_anew_where_a_lesson_asks_for_it(anew: str, tmp_path: Path) ->
     told.check()
     assert told.player is not None
     assert len(told.player.told("reset")) == 2
-    lost = [life for life in told.witness.lives if life.lost]
+    lost = [life for life in told.witness.agent_episodes if life.lost]
     assert Counter(life.behavior for life in lost) == {"Zoo": 4, "Late": 2}
     for life in told.witness.of("Zoo"):
         check_zoo(life, 1)
@@ -139,22 +139,22 @@ LIMIT = 25
 KICKS = np.array([0, 1, -1])
 
 
-def check_soccer(lives: list[AgentEpisode], team: int) -> None:
+def check_soccer(agent_episodes: list[AgentEpisode], team: int) -> None:
     """Two pitches, each with a group of two; age is what an agent sees second."""
-    for life in lives:
+    for life in agent_episodes:
         assert life.group - GROUPS in (2 * team + 1, 2 * team + 2)
         ages = [round(float(one.seen[0][1]) * LIMIT) for one in life.decisions]
         assert ages == list(range(len(ages)))
         assert (life.decisions[0].seen[0].shape, life.decisions[0].seen[1].shape) == ((264,), (72,))
         assert len(life.decisions[0].discrete) == 3
-    together = Counter((life.ended, life.group) for life in lives)
+    together = Counter((life.ended, life.group) for life in agent_episodes)
     assert set(together.values()) == {2}
 
 
 def pushed(told: Told, pitch: int) -> list[tuple[float, float]]:
     """Step by step of a pitch's first episode: how hard the ball was pushed, and how far it went."""
-    lives = told.witness.of("SoccerTwos")
-    sides = [[life for life in lives if life.group == GROUPS + 1 + pitch + 2 * team][:2] for team in (0, 1)]
+    agent_episodes = told.witness.of("SoccerTwos")
+    sides = [[life for life in agent_episodes if life.group == GROUPS + 1 + pitch + 2 * team][:2] for team in (0, 1)]
     kicks = [np.mean([[KICKS[one.discrete[0]] for one in life.steps] for life in side], axis=0) for side in sides]
     ball = np.array([float(one.seen[0][0]) for one in [*sides[0][0].decisions]] + [float(sides[0][0].last[0][0])])
     return list(zip(kicks[0] - kicks[1], np.diff(ball), strict=True))
@@ -165,10 +165,10 @@ def test_two_teams_of_one_name(words: str, tmp_path: Path) -> None:
     """Each in groups of its own; the ball goes where all push it; at the limit all of a pitch end at once."""
     told = Table(54).play(tmp_path, *f"--game soccer --areas 2 --max-steps {LIMIT} {words}".split())
     told.check()
-    lives = told.witness.of("SoccerTwos")
+    agent_episodes = told.witness.of("SoccerTwos")
     for team in (0, 1):
-        check_soccer([life for life in lives if life.team == team], team)
-    ended = [life for life in lives if life.ended is not None]
+        check_soccer([life for life in agent_episodes if life.team == team], team)
+    ended = [life for life in agent_episodes if life.ended is not None]
     assert len({life.ended for life in ended}) == 2
     assert len(ended) == 16
     for life in ended:
@@ -182,26 +182,26 @@ def test_two_teams_of_one_name(words: str, tmp_path: Path) -> None:
 def test_the_team_that_learns_beats_a_ghost_that_stands_still(learning: int, tmp_path: Path) -> None:
     """Only of the one that learns is told; each match of a group ends with its goal, and is won."""
     assignment = MatchupAssignment(
-        serial=1, draws=(Matchup(number=5, team=learning, ghosts={TEAMS[1 - learning]: GHOST}),)
+        serial=1, matchups=(Matchup(number=5, team=learning, ghosts={TEAMS[1 - learning]: GHOST}),)
     )
     table = Table(70, self_play=["SoccerTwos"], assignment=assignment, first=1)
     told = table.play(tmp_path, "--game", "soccer", "--areas", "2", "--max-steps", "40")
     told.check()
-    lives = told.witness.of("SoccerTwos")
-    assert {life.team for life in lives} == {learning}
-    check_soccer_goals(lives)
+    agent_episodes = told.witness.of("SoccerTwos")
+    assert {life.team for life in agent_episodes} == {learning}
+    check_soccer_goals(agent_episodes)
     behavior = table.stepper.behaviors["SoccerTwos"]
     assert behavior.ghosts == behavior.produced > 0
     rows = [(*row,) for one in told.witness.results for row in zip(one.scores, one.explicit, one.rewards, strict=True)]
-    goals = {(life.ended, life.group): life.steps[-1].group_reward for life in lives if life.ended is not None}
+    goals = {(life.ended, life.group): life.steps[-1].group_reward for life in agent_episodes if life.ended is not None}
     assert [(score, said) for score, said, _ in rows if score >= 0] == [(1.0, 0)] * len(goals)
     assert sorted(reward for score, _, reward in rows if score >= 0) == sorted(goals.values())
     assert len(goals) >= 4
 
 
-def check_soccer_goals(lives: list[AgentEpisode]) -> None:
+def check_soccer_goals(agent_episodes: list[AgentEpisode]) -> None:
     """The sooner, the better; for both of a group, with the last of its steps."""
-    for life in lives:
+    for life in agent_episodes:
         assert not life.interrupted
         for at, step in enumerate(life.steps, 1):
             scored = life.ended is not None and at == len(life.steps)
@@ -224,8 +224,8 @@ def test_boards_and_masks_of_match3(words: str, cells: object, special: object, 
     """127 choices with a mask for each decision, one cell of each place, a reward for each move; ten moves."""
     told = Table(24).play(tmp_path, *f"--game match3 --areas 3 --max-steps 10 {words}".split())
     told.check()
-    lives = told.witness.of("Match3")
-    for life in lives:
+    agent_episodes = told.witness.of("Match3")
+    for life in agent_episodes:
         for decision in life.decisions:
             for board, wanted in zip(decision.seen, (cells, special), strict=True):
                 assert (board.shape, board.dtype) == wanted
@@ -236,8 +236,8 @@ def test_boards_and_masks_of_match3(words: str, cells: object, special: object, 
             assert not decision.mask[decision.discrete[0]]
         for step in life.steps:
             assert step.reward == np.float32(0.01 * (step.discrete[0] % 10))
-    ended = [life for life in lives if life.ended is not None]
-    assert len(ended) >= len(lives) / 2
+    ended = [life for life in agent_episodes if life.ended is not None]
+    assert len(ended) >= len(agent_episodes) / 2
     assert all(life.interrupted and len(life.steps) == 10 for life in ended)
 
 
@@ -247,10 +247,10 @@ def test_basic_has_a_new_agent_for_every_episode(anew: str, tmp_path: Path) -> N
     table = Table(90)
     told = table.play(tmp_path, *f"--game basic --areas 3 --max-steps 12 --anew {anew}".split())
     told.check()
-    lives = told.witness.of("Basic")
-    assert len(lives) > 20
+    agent_episodes = told.witness.of("Basic")
+    assert len(agent_episodes) > 20
     assert table.stepper.behaviors["Basic"].table.taken <= 3
-    for life in lives:
+    for life in agent_episodes:
         squares = [int(one.seen[0].argmax()) for one in life.decisions]
         squares += [int(life.last[0].argmax())] if life.last else []
         moves = [(0, -1, 1)[step.discrete[0]] for step in life.steps]
@@ -339,10 +339,10 @@ def test_each_agent_is_told_its_own_in_whatever_order_they_stand(lockstep: bool)
 
     told = Table(len(ORDERS), behaviors=DOLL, lockstep=lockstep).meet(lambda port: ByHand(port, plays))
     told.check()
-    lives = told.witness.of("Doll")
-    chosen = {int(one.seen[0][0]): one.continuous[0] for life in lives for one in life.decisions}
+    agent_episodes = told.witness.of("Doll")
+    chosen = {int(one.seen[0][0]): one.continuous[0] for life in agent_episodes for one in life.decisions}
     assert chosen == given
-    names = [{int(one.seen[0][0]) // 10 for one in life.decisions} for life in lives]
+    names = [{int(one.seen[0][0]) // 10 for one in life.decisions} for life in agent_episodes]
     assert Counter(number for own in names for number in own) == {1: 1, 5: 2, 9: 2}
     assert all(len(own) == 1 for own in names)
 

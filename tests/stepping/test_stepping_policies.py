@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.messages.service import PolicyWeights, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import PolicyWeights, StepAllowance
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.networks.weights import to_arrays
@@ -214,7 +214,7 @@ def test_an_agent_among_others_acts_as_it_would_alone_with_a_memory_of_its_own(n
     rng, current, alone = np.random.default_rng(5), policy(1, network=network), policy(1, network=network)
     stepper = Stepper({"Test": current}, lockstep=lockstep)
     stepper.connect(1, 1, {"Test": SPEC})
-    stepper.permit("Test", StepAllowance(serial=1, allowance=10**6))
+    stepper.grant("Test", StepAllowance(serial=1, steps=10**6))
     own, decisions = {}, 0
     for sequence in range(25):
         ended = [agent for agent in own if rng.random() < 0.15]

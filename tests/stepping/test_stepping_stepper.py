@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.messages.service import BehaviorSteps, StepAllowance
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import WEIGHTS, waits_for
 from tests.stepping.stepping_fakes import SPEC, FakePolicy, FakeSimulator, Reader
@@ -44,7 +45,7 @@ def test_every_step_is_told_once_and_every_answer_comes_back(
             scene.disconnect(rng.choice(list(scene.simulators)))
         if rng.random() < 0.7:
             for name, behavior in scene.stepper.behaviors.items():
-                scene.permit(name, behavior.produced + (rng.randrange(20) if tight else 10**6))
+                scene.grant(name, behavior.produced + (rng.randrange(20) if tight else 10**6))
         if rng.random() < 0.1:
             scene.policies["A"].version += 1
         scene.send(*[key for key in scene.ready() if rng.random() < 0.7])
@@ -70,7 +71,7 @@ def test_the_budget_is_overshot_by_one_frame_at_most(seed: int, simulators: int,
             if behavior.produced >= allowance[name] and rng.random() < 0.3:
                 allowance[name] = behavior.produced + granted
                 scene.serial += 1
-                scene.stepper.permit(name, StepAllowance(serial=scene.serial, allowance=allowance[name]))
+                scene.stepper.grant(name, StepAllowance(serial=scene.serial, steps=allowance[name]))
         scene.send(*[key for key in scene.ready() if rng.random() < 0.6])
         scene.wake()
         for name, behavior in scene.stepper.behaviors.items():
@@ -82,21 +83,21 @@ def test_what_is_withheld_is_reported_all_the_same() -> None:
     """At its budget a simulator gets no act, and its outcomes go on to assembly; a permit lets it go on."""
     scene = Scene(random.Random(0), ["A"])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=3, steady=True))
-    scene.permit("A", 3)
+    scene.grant("A", 3)
     scene.send(1)
     assert len(scene.wake().acts) == 1
     scene.send(1)
     assert not scene.wake().acts
     assert scene.steps[0].reported is not None
     assert scene.steps[0].completed.tolist() == [3]
-    withheld = [scene.stepper.withheld]
+    backpressured = [scene.stepper.backpressured]
     scene.wake()
     assert scene.steps == ()  # nothing is told twice
-    scene.permit("A", 4)
+    scene.grant("A", 4)
     (answer,) = scene.wake().acts
     assert answer[3] > 0  # seconds withheld
-    withheld.append(scene.stepper.withheld)
-    assert withheld == [True, False]
+    backpressured.append(scene.stepper.backpressured)
+    assert backpressured == [True, False]
     assert scene.stepper.behaviors["A"].produced == 3
 
 
@@ -104,19 +105,19 @@ def test_a_permit_heard_again_does_not_undo_what_was_given_back() -> None:
     """An allowance returned while no agent lived stays returned until a newer permit comes."""
     scene = Scene(random.Random(0), ["A"])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=3, steady=True))
-    granted = StepAllowance(serial=1, allowance=100)
-    scene.stepper.permit("A", granted)
+    granted = StepAllowance(serial=1, steps=100)
+    scene.stepper.grant("A", granted)
     scene.send(1)
     scene.wake()
     scene.disconnect(1)
     scene.wake()
     assert scene.stepper.state()["A"].allowance == 0
-    scene.stepper.permit("A", granted)  # the board shows its latest record again at any change
+    scene.stepper.grant("A", granted)  # the board shows its latest record again at any change
     scene.connect(2, FakeSimulator(2, random.Random(1), agents=3, steady=True))
     scene.send(2)
     assert not scene.wake().acts
     assert scene.stepper.state()["A"].allowance == 0
-    scene.stepper.permit("A", StepAllowance(serial=2, allowance=100))
+    scene.stepper.grant("A", StepAllowance(serial=2, steps=100))
     assert scene.wake().acts
 
 
@@ -125,7 +126,7 @@ def test_a_slow_simulator_delays_no_other() -> None:
     scene = Scene(random.Random(0), ["A"])
     for key in range(4):
         scene.connect(key, FakeSimulator(key, random.Random(key), agents=2, steady=True))
-    scene.permit("A", 10**6)
+    scene.grant("A", 10**6)
     scene.send(0, 1, 2, 3)
     scene.wake()
     for frames in range(1, 20):
@@ -142,7 +143,7 @@ def test_a_small_budget_serves_the_one_that_has_waited_longest() -> None:
     scene.send(*range(6))
     scene.wake()
     for _ in range(12):
-        scene.permit("A", scene.stepper.behaviors["A"].produced + 8)
+        scene.grant("A", scene.stepper.behaviors["A"].produced + 8)
         acts = scene.wake().acts
         assert len(acts) == 2
         scene.send(*[key for key, *_ in acts])
@@ -155,12 +156,12 @@ def test_both_behaviors_of_a_simulator_wait_when_one_is_at_its_budget() -> None:
     scene = Scene(random.Random(0))
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A", "B"), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=2, steady=True))
-    scene.permit("A", 0)
-    scene.permit("B", 1000)
+    scene.grant("A", 0)
+    scene.grant("B", 1000)
     scene.send(1, 2)
     assert [key for key, *_ in scene.wake().acts] == [2]
     assert scene.policies["A"].calls == []
-    scene.permit("A", 1)
+    scene.grant("A", 1)
     (act,) = (act for _, act, *_ in scene.wake().acts)
     assert {actions.behavior for actions in act.actions} == {"A", "B"}
 
@@ -171,8 +172,8 @@ def test_actions_under_way_count_for_their_budget_though_others_are_asked_for() 
     stepper = scene.stepper
     for key in (1, 2):
         stepper.connect(key, 10 - key, {"A": SPEC, "B": SPEC})
-    scene.permit("A", 10)
-    scene.permit("B", 1000)
+    scene.grant("A", 10)
+    scene.grant("B", 1000)
     many = tuple(range(10))
     stepper.receive(1, _step(0, A=many, B=(1,)), 0.0)
     assert len(stepper.wake(0.0).acts) == 1
@@ -185,7 +186,7 @@ def test_missing_or_old_weights_make_agents_wait() -> None:
     """Nobody acts before the first weights, nor with older ones than the permit asks for."""
     scene = Scene(random.Random(0), [])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
-    scene.permit("A", 100, version=5)
+    scene.grant("A", 100, version=5)
     scene.send(1)
     assert not scene.wake().acts
     scene.policies["A"] = FakePolicy(version=4)
@@ -200,7 +201,7 @@ def test_a_disconnect_frees_slots_and_the_actions_under_way() -> None:
     scene = Scene(random.Random(0), ["A"])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=6, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), agents=6, steady=True))
-    scene.permit("A", 6)
+    scene.grant("A", 6)
     scene.send(1, 2)
     assert [key for key, *_ in scene.wake().acts] == [1]
     assert not scene.wake().acts
@@ -221,7 +222,7 @@ def test_a_frame_that_came_before_its_link_broke_counts(lockstep: bool) -> None:
     """Outcomes of a frame that stepping has received are recorded though its simulator is gone by then."""
     scene = Scene(random.Random(0), ["A"], lockstep=lockstep)
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
-    scene.permit("A", 100)
+    scene.grant("A", 100)
     scene.send(1)
     scene.wake()
     scene.send(1)
@@ -239,11 +240,11 @@ def test_a_new_reader_is_told_of_every_live_agent(seed: int, ticks: int, lockste
     scene = Scene(rng, lockstep=lockstep, expected=3)
     for key in range(3):
         scene.connect(key, FakeSimulator(key, random.Random(rng.random()), rng.choice(IDS), 3))
-    scene.permit_all()
+    scene.grant_all()
     for _ in range(ticks):
         scene.send(*[key for key in scene.ready() if rng.random() < 0.7])
         scene.wake()
-    before = {name: set(reader.lives) for name, reader in scene.readers.items()}
+    before = {name: set(reader.agent_episodes) for name, reader in scene.readers.items()}
     scene.stepper.rejoin()
     scene.send(*scene.ready())
     scene.stepper.wake(scene.now)
@@ -302,7 +303,7 @@ def _told(stepper: Stepper) -> BehaviorSteps:
 def stepper() -> Stepper:
     stepper = Stepper({"A": FakePolicy()})
     stepper.connect(1, 5, {"A": SPEC, "A?team=3": SPEC})
-    stepper.permit("A", StepAllowance(serial=1, allowance=1000))
+    stepper.grant("A", StepAllowance(serial=1, steps=1000))
     return stepper
 
 
@@ -371,7 +372,7 @@ def test_a_living_behavior_keeps_its_permit(stepper: Stepper) -> None:
     """Only a behavior without agents gives its permit back."""
     stepper.return_unused()
     assert stepper.state()["A"].allowance == 0
-    stepper.permit("A", StepAllowance(serial=2, allowance=500))
+    stepper.grant("A", StepAllowance(serial=2, steps=500))
     stepper.receive(1, _step(0, A=(8,)), 0.0)
     stepper.wake(0.0)
     stepper.return_unused()
@@ -382,7 +383,7 @@ def test_a_reader_refuses_what_was_told_twice() -> None:
     """The reader these tests rely on notices a part that is read twice."""
     scene = Scene(random.Random(0), ["A"])
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
-    scene.permit("A", 100)
+    scene.grant("A", 100)
     scene.send(1)
     part = _told(scene.stepper)
     reader = Reader()
@@ -397,13 +398,13 @@ def test_nobody_hears_of_the_agents_of_an_added_behavior_before_it_has_weights()
     scene.stepper.added = frozenset({"B"})
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("A", "B"), agents=2, steady=True))
-    scene.permit_all()
+    scene.grant_all()
     scene.send(1, 2)
     assert [key for key, *_ in scene.wake().acts] == [1]
     assert [(one.behavior, len(one.rows)) for one in scene.steps] == [("A", 1)]
     assert waits_for(scene.stepper, "A", lockstep=False) == (WEIGHTS, "B", "")
     scene.policies["B"] = FakePolicy()
-    scene.permit("B", 1000)
+    scene.grant("B", 1000)
     assert [key for key, *_ in scene.wake().acts] == [2]
     assert {one.behavior for one in scene.steps} == {"A", "B"}
     scene.send(1, 2)

@@ -14,8 +14,8 @@ import trio
 from sparring.pipeline.errors import CodecError, ServiceError
 from sparring.pipeline.messages.codec import SERVICES, decode, encode
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import PolicyWeights, RunState, StepCounts
 from sparring.pipeline.messages.simulator import Ping
+from sparring.pipeline.messages.state import PolicyWeights, RunState, StepCounts
 from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.services.stages import assembly
 from tests.world import world_game, world_links, world_run
@@ -40,14 +40,14 @@ def weights(version: int, value: float = 0.0) -> PolicyWeights:
     return PolicyWeights(behavior="A", version=version, arrays={"w": np.full(2, value, np.float32)})
 
 
-def books(**terms: int) -> RunState:
+def step_counts(**terms: int) -> RunState:
     own = StepCounts(**{"produced": 0, "trained": 0, "ghost": 0, "stale": 0, "lost": 0, "open": 0, **terms})
     nothing: dict[str, Any] = {}
     return RunState(
         start="c.1",
         finished=False,
         specs={},
-        books={"A": own},
+        step_counts={"A": own},
         routed=nothing,
         versions=nothing,
         reward_mean_last100=nothing,
@@ -55,14 +55,14 @@ def books(**terms: int) -> RunState:
     )
 
 
-def segments(numbers: list[int], draws: list[int] | None = None, agents: list[int] | None = None) -> Any:
+def segments(numbers: list[int], matchups: list[int] | None = None, agents: list[int] | None = None) -> Any:
     """What a watch looks at in segments of one row each."""
     rows = len(numbers)
     return SimpleNamespace(
         behavior="A",
         source="stepping-0.1",
         lengths=np.ones(rows, np.int32),
-        draws=None if draws is None else np.array(draws),
+        matchups=None if matchups is None else np.array(matchups),
         agents=np.array(agents or range(rows)),
         teams=np.zeros(rows, np.int32),
     )
@@ -93,15 +93,15 @@ def trained_again_after_a_restore(watch: Watch) -> None:
 
 
 def two_opponents(watch: Watch, agents: list[int], matches: list[int]) -> None:
-    draws = (Matchup(number=1, team=0, ghosts={"A?team=1": 1}), Matchup(number=2, team=0, ghosts={"A?team=1": 2}))
-    watch.published("coordination", "assignment", MatchupAssignment(serial=1, draws=draws))
-    take(watch, [1, 2], matches, draws=[1, 2], agents=agents)
+    matchups = (Matchup(number=1, team=0, ghosts={"A?team=1": 1}), Matchup(number=2, team=0, ghosts={"A?team=1": 2}))
+    watch.published("coordination", "assignment", MatchupAssignment(serial=1, matchups=matchups))
+    take(watch, [1, 2], matches, matchups=[1, 2], agents=agents)
 
 
 def learned_from_a_ghost(watch: Watch) -> None:
-    draws = (Matchup(number=1, team=1, ghosts={"A?team=0": 1}),)
-    watch.published("coordination", "assignment", MatchupAssignment(serial=1, draws=draws))
-    take(watch, [1], draws=[1])
+    matchups = (Matchup(number=1, team=1, ghosts={"A?team=0": 1}),)
+    watch.published("coordination", "assignment", MatchupAssignment(serial=1, matchups=matchups))
+    take(watch, [1], matchups=[1])
 
 
 def published(*records: PolicyWeights) -> Callable[[Watch], None]:
@@ -146,8 +146,8 @@ def lost(*steps: int, stage: str = "assembly", fallen: str = "assembly") -> Call
         ("versions", published(weights(2), weights(1))),
         ("versions", heard_backwards),
         ("versions", another_content),
-        ("books", lambda watch: watch.published("coordination", "run", books(produced=5, trained=4))),
-        ("books", lambda watch: watch.published("coordination", "run", books(trained=1, open=-1))),
+        ("step_counts", lambda watch: watch.published("coordination", "run", step_counts(produced=5, trained=4))),
+        ("step_counts", lambda watch: watch.published("coordination", "run", step_counts(trained=1, open=-1))),
     ],
 )
 def test_a_broken_rule_is_seen(rule: str, see: Callable[[Watch], None]) -> None:
@@ -158,7 +158,7 @@ def test_what_is_allowed_breaks_no_rule() -> None:
     def see(watch: Watch) -> None:
         published(weights(1), weights(2, 0.5))(watch)
         watch.published("ghosts", "ghost-0", weights(1))
-        watch.published("coordination", "run", books(produced=5, trained=4, open=1))
+        watch.published("coordination", "run", step_counts(produced=5, trained=4, open=1))
         take(watch, [1, 2])
         lost(10, 6, 4)(watch)
         lost(48, 48, stage="learning", fallen="learning")(watch)

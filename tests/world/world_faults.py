@@ -101,7 +101,7 @@ class Troubles:
         world = self._world
         if part.startswith("simulator"):
             world.queue.resume(part, forget=True)
-            world.lives[part].cancel()
+            world.agent_episodes[part].cancel()
         elif part in world.hosted:
             world.hosted[part].kill()
 

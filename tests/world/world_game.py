@@ -37,7 +37,7 @@ class Rules:
     """What is played.
 
     Attributes:
-        seats: behavior ids.
+        behavior_ids: behavior ids.
         areas: side by side; each is a match of all seats.
         members: agents of each seat in an area.
         groups: "" for none, "seat" for one of each seat in each area, "area" for one of all seats.
@@ -45,7 +45,7 @@ class Rules:
         ends: share of steps that end something.
     """
 
-    seats: tuple[str, ...]
+    behavior_ids: tuple[str, ...]
     areas: int
     members: int
     groups: str
@@ -69,13 +69,13 @@ class Tally:
         self._chance = chance
         self._number = number
         self._matches = [0] * rules.areas
-        self._here = {seat: np.ones((rules.areas, rules.members), bool) for seat in rules.seats}
+        self._here = {behavior_id: np.ones((rules.areas, rules.members), bool) for behavior_id in rules.behavior_ids}
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         spec = BehaviorSpec(
             observations=(ObservationSpec(name="number", shape=(SIZE,)),), actions=ActionSpec(discrete=(2,))
         )
-        return dict.fromkeys(self._rules.seats, spec)
+        return dict.fromkeys(self._rules.behavior_ids, spec)
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         del parameters, seed
@@ -85,17 +85,17 @@ class Tally:
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         del actions
-        before = {seat: here.copy() for seat, here in self._here.items()}
+        before = {behavior_id: here.copy() for behavior_id, here in self._here.items()}
         over = {area for area in range(self._rules.areas) if self._chance.random() < self._rules.ends}
-        for seat, here in self._here.items():
+        for behavior_id, here in self._here.items():
             for area in range(self._rules.areas):
                 if area not in over:
-                    self._come_and_go(seat, here, area)
-        gone = {seat: here & ~self._here[seat] for seat, here in before.items()}
+                    self._come_and_go(behavior_id, here, area)
+        gone = {behavior_id: here & ~self._here[behavior_id] for behavior_id, here in before.items()}
         for area in sorted(over):
-            for seat, here in before.items():
-                gone[seat][area] |= here[area]
-        last = {seat: self._ends(seat, ended) for seat, ended in gone.items() if ended.any()}
+            for behavior_id, here in before.items():
+                gone[behavior_id][area] |= here[area]
+        last = {behavior_id: self._ends(behavior_id, ended) for behavior_id, ended in gone.items() if ended.any()}
         for area in sorted(over):
             self._begin(area)
         return self._reports(last)
@@ -108,7 +108,7 @@ class Tally:
         for here in self._here.values():
             here[area] = True
 
-    def _come_and_go(self, seat: str, here: NDArray[np.bool_], area: int) -> None:
+    def _come_and_go(self, behavior_id: str, here: NDArray[np.bool_], area: int) -> None:
         """Members end before their area does, and come back; one always stays."""
         if self._rules.contests:
             return
@@ -118,7 +118,7 @@ class Tally:
             elif here[area].sum() > 1 and self._chance.random() < self._rules.ends:
                 here[area, member] = False
 
-    def _rows(self, seat: str, which: NDArray[np.bool_], *, deciding: bool) -> tuple[Any, Any, Any]:
+    def _rows(self, behavior_id: str, which: NDArray[np.bool_], *, deciding: bool) -> tuple[Any, Any, Any]:
         """Agents, observations and matches of those in `which`."""
         areas, members = np.nonzero(which)
         agents = areas * self._rules.members + members
@@ -128,12 +128,14 @@ class Tally:
 
     def _reports(self, last: Mapping[str, Any]) -> Sequence[BehaviorReport]:
         reports = []
-        for at, seat in enumerate(self._rules.seats):
+        for at, behavior_id in enumerate(self._rules.behavior_ids):
             following = None
-            if self._here[seat].any():
-                agents, seen, matches = self._rows(seat, self._here[seat], deciding=True)
+            if self._here[behavior_id].any():
+                agents, seen, matches = self._rows(behavior_id, self._here[behavior_id], deciding=True)
                 areas = agents // self._rules.members
-                groups = {"": None, "seat": 1 + areas + at * self._rules.areas, "area": 1 + areas}[self._rules.groups]
+                groups = {"": None, "behavior_id": 1 + areas + at * self._rules.areas, "area": 1 + areas}[
+                    self._rules.groups
+                ]
                 following = decisions(
                     agents,
                     seen,
@@ -142,13 +144,13 @@ class Tally:
                     group_rewards=None if groups is None else np.ones(len(agents)),
                     matches=matches if self._rules.contests else None,
                 )
-            if following is not None or seat in last:
-                reports.append(BehaviorReport(behavior=seat, decisions=following, ends=last.get(seat)))
+            if following is not None or behavior_id in last:
+                reports.append(BehaviorReport(behavior=behavior_id, decisions=following, ends=last.get(behavior_id)))
         return reports
 
-    def _ends(self, seat: str, ended: NDArray[np.bool_]) -> Any:
-        agents, seen, matches = self._rows(seat, ended, deciding=False)
-        team = BehaviorId.parse(seat).team
+    def _ends(self, behavior_id: str, ended: NDArray[np.bool_]) -> Any:
+        agents, seen, matches = self._rows(behavior_id, ended, deciding=False)
+        team = BehaviorId.parse(behavior_id).team
         won = [float((match + team) % 2) for match in matches.tolist()]
         return ends(
             agents,

@@ -24,7 +24,8 @@ import trio
 
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
-from sparring.pipeline.messages.service import AssemblyState, PolicyWeights, RunState, Segments
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import AssemblyState, PolicyWeights, RunState
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.sending_end import SendingEnd
 from sparring.services.supervision.outcome import closed, held
@@ -61,8 +62,8 @@ class Watch:
         self._versions: dict[tuple[str, str], int] = {}
         self._published: dict[str, int] = {}
         self._contents: dict[tuple[str, int], int] = {}
-        self._draws: dict[int, Matchup] = {}
-        self._lives: dict[tuple[str, str, int], int] = {}
+        self._matchups: dict[int, Matchup] = {}
+        self._agent_episodes: dict[tuple[str, str, int], int] = {}
         self._matches: dict[int, int] = {}
         self._lineages: dict[tuple[str, int, int], frozenset[int]] = {}
 
@@ -121,40 +122,40 @@ class Watch:
 
     # ---------------------------------------------------------------- boards
 
-    def published(self, board: str, key: str, record: Any) -> None:
+    def published(self, topic: str, key: str, record: Any) -> None:
         """A service says something."""
-        self.said[board, key] = record
-        self.event("published", board, key)
+        self.said[topic, key] = record
+        self.event("published", topic, key)
         if isinstance(record, PolicyWeights):
-            self._weights(board, record)
+            self._weights(topic, record)
         elif isinstance(record, RunState):
-            self._books(record)
+            self._step_counts(record)
         elif isinstance(record, MatchupAssignment):
-            for draw in record.draws:
-                known = self._draws.setdefault(draw.number, draw)
-                self.require(asdict(known) == asdict(draw), "matches", f"draw {draw.number} has two meanings")
+            for matchup in record.matchups:
+                known = self._matchups.setdefault(matchup.number, matchup)
+                self.require(asdict(known) == asdict(matchup), "matches", f"draw {matchup.number} has two meanings")
 
-    def _weights(self, board: str, record: PolicyWeights) -> None:
+    def _weights(self, topic: str, record: PolicyWeights) -> None:
         name, version = record.behavior, record.version
         content = 0
         for key in sorted(record.arrays):
             content = zlib.crc32(record.arrays[key].tobytes(), content)
         known = self._contents.setdefault((name, version), content)
-        self.require(known == content, "versions", f"{name}@{version} on {board} has two contents")
-        if board != "ghosts":
+        self.require(known == content, "versions", f"{name}@{version} on {topic} has two contents")
+        if topic != "ghosts":
             self.require(version > self._published.get(name, 0), "versions", f"{name}@{version} given out again")
             self._published[name] = version
 
-    def _books(self, state: RunState) -> None:
+    def _step_counts(self, state: RunState) -> None:
         if state.finished:
             self.finished.set()
-        for name, books in state.books.items():
-            terms = asdict(books)
+        for name, step_counts in state.step_counts.items():
+            terms = asdict(step_counts)
             total = terms.pop("produced")
             good = total == sum(terms.values()) and min(terms.values()) >= 0
-            self.require(good, "books", f"{name}: {books}")
+            self.require(good, "step_counts", f"{name}: {step_counts}")
 
-    def heard(self, part: str, board: str, latest: dict[str, Any]) -> None:
+    def heard(self, part: str, topic: str, latest: dict[str, Any]) -> None:
         """A part has heard something of a board."""
         record = latest.get("weights")
         if isinstance(record, PolicyWeights):
@@ -172,19 +173,19 @@ class Watch:
         again = [number for number in rows if number in fresh or number in learner.lineage]
         self.require(not again and len(set(rows)) == len(rows), "once", f"{record.behavior} got {again[:5]} again")
         fresh.update(rows)
-        if record.draws is not None:
+        if record.matchups is not None:
             self._met(record, matches)
 
     def _met(self, record: Segments, matches: Any) -> None:
-        assert record.draws is not None
+        assert record.matchups is not None
         at = 0
         sizes = record.lengths.tolist()
         for agent, number, team, size in zip(
-            record.agents.tolist(), record.draws.tolist(), record.teams.tolist(), sizes, strict=True
+            record.agents.tolist(), record.matchups.tolist(), record.teams.tolist(), sizes, strict=True
         ):
-            draw = self._draws.get(number)
-            self.require(draw is not None and draw.team == team, "matches", f"team {team} learns in {draw}")
-            known = self._lives.setdefault((record.behavior, record.source, agent), number)
+            matchup = self._matchups.get(number)
+            self.require(matchup is not None and matchup.team == team, "matches", f"team {team} learns in {matchup}")
+            known = self._agent_episodes.setdefault((record.behavior, record.source, agent), number)
             self.require(known == number, "matches", f"life {agent} meets draws {known} and {number}")
             for match in {*matches[at : at + size].tolist()} - {-1}:
                 known = self._matches.setdefault(match, number)
@@ -253,13 +254,13 @@ class Watch:
         found = {}
         for name in names:
             places = held(name, run, self.said[f"learning-{name}", "state"], assembly)
-            books = found[name] = closed(run.books[name], places, died or {})
+            step_counts = found[name] = closed(run.step_counts[name], places, died or {})
             for term in ("lost", "produced"):  # of what is in no place it is not known who had it: it cannot be much
-                more = books[term] - getattr(run.books[name], term)
+                more = step_counts[term] - getattr(run.step_counts[name], term)
                 self.require(more <= most, "losses", f"{name}: {more} more {term} at the end, at most {most} under way")
-            total = sum(value for term, value in books.items() if term != "produced")
-            self.require(books["produced"] == total, "books", f"{name} at the end: {books}")
+            total = sum(value for term, value in step_counts.items() if term != "produced")
+            self.require(step_counts["produced"] == total, "step_counts", f"{name} at the end: {step_counts}")
             steps = counted.get(name, 0)
-            fits = books["produced"] == steps if exact else books["produced"] <= steps or self.damage
-            self.require(fits, "books", f"{name}: simulators counted {steps}, the books {books}")
+            fits = step_counts["produced"] == steps if exact else step_counts["produced"] <= steps or self.damage
+            self.require(fits, "step_counts", f"{name}: simulators counted {steps}, the books {step_counts}")
         return found

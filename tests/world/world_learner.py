@@ -12,7 +12,7 @@ import torch
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.report import UpdateReport, lags
-from sparring.pipeline.messages.service import Segments
+from sparring.pipeline.messages.segments import Segments
 from tests.world import world_game
 
 

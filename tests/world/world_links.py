@@ -20,10 +20,10 @@ import trio
 from sparring.pipeline.errors import CodecError
 from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.board_ends import BoardEnd
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.sending_end import SendingEnd
 from sparring.pipeline.queues.timer import Timer
+from sparring.pipeline.queues.topic_ends import TopicEnd
 from tests.world.world_schedule import RunQueue
 
 LATENCY_S: Final = 0.0005
@@ -88,7 +88,7 @@ class Network:
         self.queue = queue
         self.weather: dict[frozenset[str], Weather] = {}
         self.receivers: dict[str, tuple[ReceivingEnd, Any]] = {}
-        self.boards: dict[str, tuple[BoardEnd, Any]] = {}
+        self.topics: dict[str, tuple[TopicEnd, Any]] = {}
         self.senders: dict[str, list[SendingEnd]] = {}
         self._waiting: dict[str, list[tuple[Callable[[Any], None], list[Buffer]]]] = {}
         self._numbers = itertools.count()

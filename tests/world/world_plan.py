@@ -152,12 +152,12 @@ def _setting(chance: Random, mode: str | None) -> Setting:
     names: tuple[str, ...] = chance.choice((("A",), ("A",), ("A", "B")))
     self_play = chance.random() < 0.35
     trainer = chance.choice(("ppo", "ppo", "poca"))
-    seats = names
+    behavior_ids = names
     if self_play:
-        seats = ("A?team=0", "B?team=1") if len(names) == 2 else ("A?team=0", "A?team=1")
-    grouped = ("", "seat") if self_play else ("", "seat", "area")
+        behavior_ids = ("A?team=0", "B?team=1") if len(names) == 2 else ("A?team=0", "A?team=1")
+    grouped = ("", "behavior_id") if self_play else ("", "behavior_id", "area")
     rules = Rules(
-        seats=seats,
+        behavior_ids=behavior_ids,
         areas=chance.randint(1, 2),
         members=chance.randint(1, 4),
         groups=chance.choice(grouped) if trainer == "ppo" else grouped[-1],

@@ -26,9 +26,9 @@ import sparring.pipeline.files
 import sparring.pipeline.monitoring.metrics
 import sparring.services.stages.learning
 from sparring.pipeline.errors import CodecError, RemoteProtocolError, first_failure
-from sparring.pipeline.messages.service import RunState
-from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
+from sparring.pipeline.messages.state import RunState
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
+from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.counting import StepCounter
 from sparring.services.process.runtime import Run
@@ -76,7 +76,7 @@ class World:
         self.fallen: set[str] = set()
         self._opened = itertools.count(1)
         self._numbers = itertools.count(1)
-        self.lives: dict[str, anyio.CancelScope] = {}
+        self.agent_episodes: dict[str, anyio.CancelScope] = {}
         self.troubles = Troubles(self)
 
     # ---------------------------------------------------------------- what parts get
@@ -91,12 +91,12 @@ class World:
 
     def created(self, name: str, end: Any) -> None:
         """An end was opened: listens to what passes."""
-        if isinstance(end, BoardEnd):
-            publish, board = end.publish, name.removeprefix("board:")
+        if isinstance(end, TopicEnd):
+            publish, topic = end.publish, name.removeprefix("topic:")
 
             def spied(key: str, record: Any) -> None:
                 publish(key, record)
-                self.watch.published(board, key, record)
+                self.watch.published(topic, key, record)
 
             end.publish = spied  # type: ignore[method-assign]
         elif isinstance(end, SubscriptionEnd):
@@ -198,7 +198,7 @@ class World:
             game = Tally(setting.rules, chance, lambda: next(self._numbers))
             player = Player(number, self.doors, address, game, setting.frame_s, self._stepped)
             with anyio.CancelScope() as scope:
-                self.lives[part] = scope
+                self.agent_episodes[part] = scope
                 try:
                     await player.live()
                     return
@@ -247,7 +247,7 @@ class World:
         states = {name: self.watch.said.get((name, "metrics")) for name in self.plan.setting.services}
         waits = "; ".join(f"{name}: {state.waiting_for}" for name, state in states.items() if state is not None)
         run = self.watch.said.get(("coordination", "run"))
-        return waits + (f"; {run.books} routed {run.routed}" if isinstance(run, RunState) else "")
+        return waits + (f"; {run.step_counts} routed {run.routed}" if isinstance(run, RunState) else "")
 
     def _check_end(self) -> None:
         plan, watch = self.plan, self.watch
@@ -266,7 +266,7 @@ class World:
         written = json.loads((self.folder / "coordination.json").read_text())
         for name in self.plan.setting.names:
             incidents = written["behaviors"][name]["ledger"]["incidents"]
-            self.watch.lost(name, run.books[name].lost, incidents, self.fallen, most)
+            self.watch.lost(name, run.step_counts[name].lost, incidents, self.fallen, most)
 
 
 @lru_cache(maxsize=256)

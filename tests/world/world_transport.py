@@ -12,11 +12,11 @@ import trio
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.board_ends import BoardEnd, SubscriptionEnd
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, make_id
 from tests.world.world_links import Lane, Network
 
@@ -156,16 +156,16 @@ class WorldTransport:
 
     # ---------------------------------------------------------------- boards
 
-    async def board(self, service: str) -> BoardEnd:
+    async def topic(self, service: str) -> TopicEnd:
         """The publishing end of a board."""
-        network, scope, here = self._network, self._scope, self._receiving(f"board:{service}")
-        await self._free(network.boards, service)
+        network, scope, here = self._network, self._scope, self._receiving(f"topic:{service}")
+        await self._free(network.topics, service)
 
         def release() -> None:
             scope.remove(end)
-            del network.boards[service]
+            del network.topics[service]
 
-        end = BoardEnd(
+        end = TopicEnd(
             make_id(self._start, self._opened()),
             DEFAULT_TIMING,
             trio.current_time,
@@ -174,21 +174,21 @@ class WorldTransport:
             poll=_nothing,
             release=release,
         )
-        network.boards[service] = end, here
-        self._created(f"board:{service}", end)
+        network.topics[service] = end, here
+        self._created(f"topic:{service}", end)
         scope.add(end)
-        network.opened(f"board:{service}")
+        network.opened(f"topic:{service}")
         return end
 
     async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
         """A subscription to a board."""
-        network, scope, here = self._network, self._scope, self._receiving(f"board:{service}")
+        network, scope, here = self._network, self._scope, self._receiving(f"topic:{service}")
         lanes: dict[str, Lane] = {}
 
         def post(frames: list[Buffer]) -> None:
-            known = network.boards.get(service)
+            known = network.topics.get(service)
             if known is None:
-                network.later(f"board:{service}", again, frames)
+                network.later(f"topic:{service}", again, frames)
                 return
             end_there, there = known
             lane = lanes.setdefault(there.part, Lane(here.part, there.part))
@@ -212,7 +212,7 @@ class WorldTransport:
             release=lambda: scope.remove(end),
             pace=pace,
         )
-        self._created(f"board:{service}", end)
+        self._created(f"topic:{service}", end)
         scope.add(end, end.timer)
         return end
 
@@ -253,7 +253,7 @@ def _to_sender(end: SendingEnd, here: Receiving, frames: Sequence[Buffer]) -> No
         here.take(lambda: end.received(framing.from_receiver(frames)), _nothing, malformed=_nothing)
 
 
-def _to_publisher(end: BoardEnd, there: Receiving, subscriber: Any, answer: Any, frames: Sequence[Buffer]) -> None:
+def _to_publisher(end: TopicEnd, there: Receiving, subscriber: Any, answer: Any, frames: Sequence[Buffer]) -> None:
     if not end.closed:
         there.take(
             lambda: end.received(framing.from_subscriber(frames), _Route(subscriber, answer)),

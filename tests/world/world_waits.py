@@ -30,7 +30,7 @@ ORDER: Final = "an order"
 WATCHED: Final = {
     "pipeline/queues/sending_end.py SendingEnd._turn": FLOW,
     "pipeline/queues/receiving_end.py ReceivingEnd._arrival": FLOW,
-    "pipeline/queues/board_ends.py SubscriptionEnd.changed": SILENCE,
+    "pipeline/queues/topic_ends.py SubscriptionEnd.changed": SILENCE,
     "services/endpoint/simulators.py Simulators._read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
     "services/supervision/parts.py Parts._run": CHILD,

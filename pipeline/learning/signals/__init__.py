@@ -23,7 +23,7 @@ from sparring.pipeline.learning.signals.gail import Gail
 from sparring.pipeline.learning.signals.rnd import Rnd
 from sparring.pipeline.learning.signals.scale import RewardScale
 from sparring.pipeline.learning.signals.steps import Floats, Steps
-from sparring.pipeline.networks.device import PROCESSOR
+from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
 
 EXTRINSIC: Final = "extrinsic"
@@ -46,7 +46,7 @@ class RewardNetwork(Protocol):
     def learn(self, at_B: Tensor) -> None:
         """One step on some rows of the batch, whose numbers are on the processor."""
 
-    def goes_on(self, ends: int, steps: int) -> float:
+    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """How much of the value of a beginning follows the end of an episode, 0 to 1.
 
         Args:
@@ -91,7 +91,7 @@ class Signals:
         generator: torch.Generator,
         *,
         learns: bool = True,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         wanted = settings.reward_signals
         self.settings = wanted.named()
@@ -147,10 +147,10 @@ class Signals:
                 found[name] = extrinsic * np.float32(signal.strength)
                 continue
             found[name] = self.sources[name].begin(shown) * np.float32(signal.strength)
-            self._sums[name].add(shown.lives, found[name], shown.ended)
+            self._sums[name].add(shown.agent_episodes, found[name], shown.ended)
         return found
 
-    def goes_on(self, name: str, ends: int, steps: int) -> float:
+    def terminal_bootstrap_fraction(self, name: str, ends: int, steps: int) -> float:
         """How much of the value of a beginning follows the end of an episode: nothing for the simulator's own rewards.
 
         Args:
@@ -158,7 +158,7 @@ class Signals:
             ends: of the batch, those that were not cut.
             steps: of the batch.
         """
-        return 0.0 if name == EXTRINSIC else self.sources[name].goes_on(ends, steps)
+        return 0.0 if name == EXTRINSIC else self.sources[name].terminal_bootstrap_fraction(ends, steps)
 
     def learn(self, at_B: Tensor) -> None:
         """One step of each network on rows of the batch."""
@@ -199,13 +199,13 @@ class EpisodeSums:
 
     def add(self, lives_r: NDArray[np.int64], rewards_r: Floats, ended_r: NDArray[np.bool_]) -> None:
         """Adds the rewards of steps to those of their lives; of those that ended no more will come."""
-        lives, at = np.unique(lives_r, return_inverse=True)
-        sums = self._sums.recall(lives)
-        sums[:, 0] += np.bincount(at, rewards_r, len(lives))
-        over = np.zeros(len(lives), bool)
+        agent_episodes, at = np.unique(lives_r, return_inverse=True)
+        sums = self._sums.recall(agent_episodes)
+        sums[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
+        over = np.zeros(len(agent_episodes), bool)
         over[at[ended_r]] = True
         self._ended.append(sums[over, 0])
-        self._sums.keep(lives, sums, over)
+        self._sums.keep(agent_episodes, sums, over)
 
     def take(self) -> Floats:
         """Sums of the episodes that ended since this was last called."""
@@ -213,15 +213,15 @@ class EpisodeSums:
         return np.concatenate(ended) if ended else np.empty(0, np.float32)
 
 
-def by_series(rewards_r: Floats, moments_r: NDArray[np.int64], in_series_T: NDArray[np.int64]) -> Floats:
+def by_series(rewards_r: Floats, timesteps_r: NDArray[np.int64], in_series_T: NDArray[np.int64]) -> Floats:
     """[T] what the members of groups earned together, at the moments of their decisions.
 
     Args:
         rewards_r: of each decision.
-        moments_r: number of its moment.
+        timesteps_r: number of its moment.
         in_series_T: numbers of the moments in the series.
     """
-    most = int(max(in_series_T.max(), moments_r.max(initial=0))) + 1
-    of_moments = np.bincount(moments_r, rewards_r, most)
-    series: Floats = of_moments[in_series_T].astype(np.float32)
+    most = int(max(in_series_T.max(), timesteps_r.max(initial=0))) + 1
+    of_timesteps = np.bincount(timesteps_r, rewards_r, most)
+    series: Floats = of_timesteps[in_series_T].astype(np.float32)
     return series

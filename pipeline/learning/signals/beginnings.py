@@ -27,11 +27,11 @@ class EpisodeStarts:
             lives_s: number of each segment's life.
             ended_s: the life ended with it.
         """
-        lives, at = np.unique(lives_s, return_index=True)
+        agent_episodes, at = np.unique(lives_s, return_index=True)
         first = np.zeros(len(lives_s), bool)
-        first[at] = self._under_way.recall(lives)[:, 0] == 0
-        over = np.isin(lives, lives_s[ended_s])
-        self._under_way.keep(lives, np.ones((len(lives), 1), np.float32), over)
+        first[at] = self._under_way.recall(agent_episodes)[:, 0] == 0
+        over = np.isin(agent_episodes, lives_s[ended_s])
+        self._under_way.keep(agent_episodes, np.ones((len(agent_episodes), 1), np.float32), over)
         return first
 
     def value(self, signal: str, values_b: NDArray[np.float32]) -> np.float32:

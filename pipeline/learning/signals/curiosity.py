@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import CuriositySettings
 from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
-from sparring.pipeline.networks.device import PROCESSOR, back, over
+from sparring.pipeline.networks.device import CPU, back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -93,7 +93,7 @@ class Curiosity:
         spec: BehaviorSpec,
         settings: CuriositySettings,
         generator: torch.Generator,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self.module = CuriosityModels(spec, settings, generator)
         self.optimizer = Adam(self.module, settings.learning_rate, device)
@@ -128,7 +128,7 @@ class Curiosity:
             self._taken.append((forward.detach(), inverse.detach()))
             self.module.updated.fill_(1)
 
-    def goes_on(self, ends: int, steps: int) -> float:
+    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """All: what is new is so in any episode, and the next one counts as the rest of this one."""
         del ends, steps
         return 1.0

@@ -36,7 +36,7 @@ from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
 from sparring.pipeline.learning.signals.ends import EndCounts
 from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, linear, some
-from sparring.pipeline.networks.device import PROCESSOR, over
+from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -138,7 +138,7 @@ class Gail:
         settings: GailSettings,
         shown: Demonstrations | None,
         generator: torch.Generator,
-        device: torch.device = PROCESSOR,
+        device: torch.device = CPU,
     ) -> None:
         self.module = Discriminator(spec, settings, generator)
         self.optimizer = Adam(self.module, settings.learning_rate, device)
@@ -167,7 +167,7 @@ class Gail:
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
         return rewards
 
-    def goes_on(self, ends: int, steps: int) -> float:
+    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """As much as demonstrations end too, see `ends`."""
         self._absorbing.count(ends, steps)
         return self._absorbing.share

@@ -21,7 +21,7 @@ from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.parameters import place
 from sparring.pipeline.learning.settings import RndSettings
 from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, some
-from sparring.pipeline.networks.device import PROCESSOR, back, over
+from sparring.pipeline.networks.device import CPU, back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -66,7 +66,7 @@ class Rnd:
     """
 
     def __init__(
-        self, spec: BehaviorSpec, settings: RndSettings, generator: torch.Generator, device: torch.device = PROCESSOR
+        self, spec: BehaviorSpec, settings: RndSettings, generator: torch.Generator, device: torch.device = CPU
     ) -> None:
         self.module = Distillation(spec, settings, generator)
         self.optimizer = Adam(self.module.predictor, settings.learning_rate, device)
@@ -93,7 +93,7 @@ class Rnd:
         if self.optimizer.step((loss,), (torch.ones_like(loss),)):
             self._taken.append(loss.detach())
 
-    def goes_on(self, ends: int, steps: int) -> float:
+    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """All: what is new is so in any episode, and the next one counts as the rest of this one."""
         del ends, steps
         return 1.0

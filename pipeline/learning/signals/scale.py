@@ -66,13 +66,15 @@ class RewardScale:
     ) -> Floats:
         """[r] Discounted sums of each life so far, life by life: an advantage of value 0, from the last step back."""
         by_life_s = np.argsort(lives_s, kind="stable")
-        lives, first = np.unique(lives_s[by_life_s], return_index=True)
+        agent_episodes, first = np.unique(lives_s[by_life_s], return_index=True)
         steps = np.add.reduceat(lengths_s[by_life_s], first)
         rows = sequences.rows_of((np.cumsum(lengths_s) - lengths_s)[by_life_s], lengths_s[by_life_s])
         back = rewards_r[rows][::-1].copy()
-        before = self._sums.recall(lives)[::-1, 0]
+        before = self._sums.recall(agent_episodes)[::-1, 0]
         sums_back = returns.advantages(back, np.zeros_like(back), before, steps[::-1], self._gamma, 1.0)
         sums_r: Floats = sums_back[::-1].copy()
         last = sums_r[np.cumsum(steps) - 1, None]
-        self._sums.keep(lives, np.where(np.isfinite(last), last, np.float32(0)), np.isin(lives, lives_s[ended_s]))
+        self._sums.keep(
+            agent_episodes, np.where(np.isfinite(last), last, np.float32(0)), np.isin(agent_episodes, lives_s[ended_s])
+        )
         return sums_r

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.networks.actions import LIMIT, shown_features, to_environment
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, draw
+from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.perceptron import unset_linear
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec
@@ -38,7 +38,7 @@ class Steps:
         continuous: [r, C] as the simulator got them, in [-1, 1].
         discrete: [r, D] chosen index.
         ended: [r] the episode ended with the step, or was cut.
-        lives: [r] number of the agent's life.
+        agent_episodes: [r] number of the agent's life.
     """
 
     actions: ActionSpec
@@ -47,7 +47,7 @@ class Steps:
     continuous: Floats
     discrete: NDArray[np.int32]
     ended: NDArray[np.bool_]
-    lives: NDArray[np.int64]
+    agent_episodes: NDArray[np.int64]
 
     @classmethod
     def of_segments(
@@ -76,7 +76,7 @@ class Steps:
             continuous=to_environment(continuous, action_limit),
             discrete=discrete,
             ended=ended,
-            lives=np.repeat(lives_s, lengths_s),
+            agent_episodes=np.repeat(lives_s, lengths_s),
         )
 
     @classmethod
@@ -93,7 +93,7 @@ class Steps:
             continuous=shown.continuous,
             discrete=shown.discrete,
             ended=shown.ended,
-            lives=shown.episode.astype(np.int64),
+            agent_episodes=shown.episode.astype(np.int64),
         )
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Gene
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layer = unset_linear(before, after)
-        draw(layer, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
+        initialize_weights(layer, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
         layers += [layer, nn.Tanh() if settings.activation == "tanh" else nn.SiLU()]
     return nn.Sequential(*layers)
 
@@ -155,7 +155,7 @@ def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Gene
 def linear(before: int, after: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
     """A linear layer: weights of variance gain^2 / inputs, biases 0."""
     layer = unset_linear(before, after)
-    draw(layer, gain, generator)
+    initialize_weights(layer, gain, generator)
     return layer
 
 

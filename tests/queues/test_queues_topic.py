@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.queues.board import PublisherState, SubscriberState
+from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import SubscriberStatus, Timing
 
 TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)

@@ -1,4 +1,4 @@
-"""The ends of a board: what waits, on top of the rules in `board`. Memory and ZeroMQ use the same."""
+"""The ends of a board: what waits, on top of the rules in `topic`. Memory and ZeroMQ use the same."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import anyio
 import anyio.lowlevel
 
 from sparring.pipeline.errors import Closed
-from sparring.pipeline.queues.board import PublisherState, SubscriberState
 from sparring.pipeline.queues.timer import Timer
+from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate, start_of
 
 
-class BoardEnd:
+class TopicEnd:
     """The publisher's end of a board.
 
     Args:

@@ -1,0 +1,162 @@
+"""What stepping sends assembly through the queue "steps".
+
+A *slot* is the row that a live agent has in its stepping process, for one behavior name; it is used again after the
+agent's end. Rows of arrays in one record belong together.
+"""
+
+from __future__ import annotations
+
+from sparring.pipeline.messages.matches import Results
+from sparring.pipeline.messages.schema import (
+    F32,
+    I32,
+    I64,
+    F32Matrix,
+    Flags,
+    FlagsMatrix,
+    I32Matrix,
+    Observation,
+    record,
+)
+from sparring.pipeline.messages.simulator import Statistic
+
+
+@record("joined")
+class AgentsStarted:
+    """Agents that a slot was given to, or whose group changed, or whose reader is new.
+
+    Attributes:
+        slots: [n] slot of each agent.
+        agents: [n] id of the agent's life, unique within the source.
+        groups: [n] group key, unique within the source; 0 for no group.
+        teams: [n] team.
+        simulators: [n] connection number of the simulator.
+        fresh: [n] True where the episode starts now, False where it is under way.
+        matchups: [n] number of the draw that its match is played under; None without self-play.
+        lessons: [n] serial of the lessons that its simulator had when its episode began; None without curricula.
+    """
+
+    slots: I32
+    agents: I64
+    groups: I64
+    teams: I32
+    simulators: I32
+    fresh: Flags
+    matchups: I64 | None = None
+    lessons: I64 | None = None
+
+
+@record("ended")
+class AgentsEnded:
+    """Agents whose episode ended.
+
+    Attributes:
+        slots: [n] slot, free from here on.
+        observations: one [n, *shape] per observation: the last of the episode.
+        rewards: [n] reward since the previous decision.
+        interrupted: [n] True where the episode was cut, False where the task ended.
+        group_rewards: [n] group reward since the previous decision; None for none.
+        outcomes: [n] 1 won, 0.5 drawn, 0 lost, from the team's view, -1 unsaid; None where nobody said.
+    """
+
+    slots: I32
+    observations: tuple[Observation, ...]
+    rewards: F32
+    interrupted: Flags
+    group_rewards: F32 | None = None
+    outcomes: F32 | None = None
+
+
+@record("reported")
+class OutcomesReported:
+    """Agents that arrived at their next decision.
+
+    Attributes:
+        slots: [n] slot.
+        observations: one [n, *shape] per observation, seen at the decision.
+        rewards: [n] reward since the previous decision.
+        group_rewards: [n] group reward since then; None for none.
+    """
+
+    slots: I32
+    observations: tuple[Observation, ...]
+    rewards: F32
+    group_rewards: F32 | None = None
+
+
+@record("acted")
+class ActionsChosen:
+    """Actions chosen for the decisions last reported; later than these where the budget withheld them.
+
+    Attributes:
+        slots: [n] slot; None where the rows are those of `OutcomesReported`, tick by tick.
+        log_probs: [n] log-probability of the joint action.
+        versions: [n] policy version that chose.
+        continuous: [n, continuous actions] raw sample; None where the behavior has none.
+        discrete: [n, branches] chosen index; None where the behavior has none.
+        masks: [n, choices of all branches] True = forbidden; None where nothing was.
+        carried: [n, numbers carried] what the agent carried to this decision: memory, previous action; None where the
+            network asks for neither.
+    """
+
+    slots: I32 | None
+    log_probs: F32
+    versions: I64
+    continuous: F32Matrix | None = None
+    discrete: I32Matrix | None = None
+    masks: FlagsMatrix | None = None
+    carried: F32Matrix | None = None
+
+
+@record("behavior_steps")
+class BehaviorSteps:
+    """One or several ticks of stepping for one behavior name.
+
+    The rows of all ticks stand one after the other; those of one tick are applied in the order
+    of the columns of `rows`, then those of the next.
+
+    Attributes:
+        behavior: name.
+        produced_before: steps this source completed for the behavior before the first tick.
+        ticks: [t] number of each tick; what happened in one tick happened together.
+        completed: [t] steps that the rows of `ended` and `reported` complete: the others of these
+            rows had no action pending.
+        rows: [t, 5] how many rows of lost, ended, joined, reported and acted belong to each.
+        lost: slots whose simulator went away or was reset; free from here on.
+        ended: agents whose episode ended.
+        joined: slots newly given.
+        reported: agents at their next decision.
+        acted: actions chosen.
+        ghosts: steps that ghosts have played for this behavior name in all, by the last tick; no row tells of them.
+        results: matches of learning agents of this name that ended.
+    """
+
+    behavior: str
+    produced_before: int
+    ticks: I64
+    completed: I64
+    rows: I32Matrix
+    lost: I32 | None = None
+    ended: AgentsEnded | None = None
+    joined: AgentsStarted | None = None
+    reported: OutcomesReported | None = None
+    acted: ActionsChosen | None = None
+    ghosts: int = 0
+    results: Results | None = None
+
+
+@record("step_batch")
+class StepBatch:
+    """What one source did in one or several ticks.
+
+    Attributes:
+        source: its start.
+        parts: by behavior name.
+        statistics: of its simulators.
+        introduces: it tells of all live agents, for a reader that is new.
+    """
+
+    source: str
+    parts: tuple[BehaviorSteps, ...]
+    statistics: tuple[Statistic, ...] = ()
+    introduces: bool = False
